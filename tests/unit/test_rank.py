@@ -523,6 +523,16 @@ def test_a_free_port_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch.free_port("here") in range(*launch.PORTS)
 
 
+@pytest.mark.parametrize(
+    ("ports", "apart"),
+    [([["1"], ["2"]], True), ([["1"], ["1"]], False), ([["1", "2"], ["2", "1"]], False), ([["1"], []], False)],
+)
+def test_groups_that_are_apart_are_not_one_of_all_ranks(ports: list[list[str]], apart: bool) -> None:
+    told = [["uses torch", "met torch.distributed 2", *(f"at {port}" for port in each)] for each in ports]
+    assert judged(*told)[0].startswith("they met in groups") == apart
+    assert judged(*told, nodes=1) == ("", "")
+
+
 def test_one_program_is_started_that_serves_people() -> None:
     programs = (["jupyter", "lab"], ["env", "A=1", "/usr/bin/tensorboard"], ["env", "A=1"], ["python", "jupyter"])
     assert [*map(launch.only, programs)] == [1, 1, 0, 0]

@@ -29,6 +29,8 @@ SHORT = (
 # Programs of which a run needs one, if nothing else is asked for.
 SINGLE = ("jupyter", "jupyter-lab", "jupyter-notebook", "tensorboard")
 RANK = "/usr/local/libexec/farandole/rank"
+# The port at which a rank has met others.
+AT = re.compile(r"at \d{1,5}$")
 # What ranks print, behind what horovodrun puts in front of it; and what they tell this program.
 OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?(?:\[rank\2\]: ?)?")
 # OpenMPI starts no new line for a rank if another one has not ended its own.
@@ -213,6 +215,9 @@ class Reports:
         if in_accelerate == 1 and groups.get("torch.distributed", 0) > 1:
             why = "Accelerate found no GPU and was not told in time to use processors, so nothing was averaged"
             return why, cure("Accelerate")
+        ports = [found for said in self.said.values() if (found := {*said["told"]} & {*filter(AT.match, told)})]
+        if nodes > 1 and any(ports[0].isdisjoint(other) for other in ports[1:]):
+            return "they met in groups that know nothing of each other", cure("torch.distributed")
         if not groups and local:
             return f"they met through {local[0]} at localhost, which is a different machine on each node", cure(HERE)
         if largest > 1:
