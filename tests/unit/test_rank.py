@@ -26,6 +26,10 @@ SLOTS = {"node-1": 2, "node-2": 1}
 TWO = {"node-1": 1, "node-2": 1}
 
 
+# What horovodrun puts beside a rank on another host.
+BESIDE = '(exec </dev/null >/dev/null 2>&1; while kill -0 $$; do sleep 0.1; done) & exec "$0"'
+
+
 def started(folder: Path, *program: str, launcher: str = "horovod", rank: int = 1, **more: str) -> tuple[Any, Any]:
     """What a program prints as a rank, and what is told of it."""
     # A stack in that folder would be damaged, and a GPU is what is in another one.
@@ -39,8 +43,9 @@ def started(folder: Path, *program: str, launcher: str = "horovod", rank: int = 
     run |= {"numbers": {"node-1": [1, 3], "node-2": [0]}, "hostfile": {"node-1": 4, "node-2": 1}}
     own = {"FARANDOLE_RUN": json.dumps(run), "HOROVOD_RANK": str(rank), "PYTHONDONTWRITEBYTECODE": "1", **more}
     done = subprocess.run(
-        [folder / "node/rank"], env={**os.environ, **own}, cwd=folder, capture_output=True, check=False
-    )
+        ["bash", "-c", BESIDE, folder / "node/rank"], env={**os.environ, **own}, cwd=folder, capture_output=True,
+        check=False,
+    )  # fmt: skip
     reports = Reports("m", {})
     mark = b"[%d] " % rank
     lines = [reports.take(mark + line).removeprefix(mark) for line in done.stdout.splitlines(keepends=True)]

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -206,6 +206,8 @@ def execute(program: list[str], variables: dict[str, str], told: Told) -> int:
     """Wait for the end of the program, and note what is told meanwhile."""
     # What the program leaves behind becomes a child of this process.
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    # What the launcher has put beside this one, which ends by itself.
+    beside = {str(number) for number, _ in processes_below()}
     # None arrives while there is nothing yet to pass it on to.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     try:
@@ -234,7 +236,7 @@ def execute(program: list[str], variables: dict[str, str], told: Told) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     process.wait()
     # It would keep the output open, for whose end the launcher waits.
-    if gone := ", ".join(name for name in kill_all(processes_below) if not name.startswith(STAYS)):
+    if gone := ", ".join(name for name in kill_all(lambda: processes_below(beside)) if not name.startswith(STAYS)):
         print(f"{socket.gethostname()}: ended {gone}, which the program had left", file=sys.stderr, flush=True)
     told.hear()
     return process.returncode
@@ -247,14 +249,14 @@ def bury_others(program: int) -> None:
             os.waitpid(child.si_pid, 0)
 
 
-def processes_below() -> Iterator[tuple[int, str]]:
-    """The number and the name of each process below this one."""
+def processes_below(beside: Collection[str] = ()) -> Iterator[tuple[int, str]]:
+    """The number and the name of each process below this one and not below those beside it."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             found += STAT.findall(path.read_text(errors="replace"))
-    below = {str(os.getpid())}
-    while more := [(number, name) for number, name, parent in found if parent in below and number not in below]:
+    below, known = {str(os.getpid())}, {*beside}
+    while more := [(number, name) for number, name, parent in found if parent in below and number not in below | known]:
         below |= {number for number, _ in more}
         yield from ((int(number), name) for number, name in more)
 
