@@ -73,7 +73,7 @@ from farandole.inventory import excluded
 from farandole.inventory.cluster import Node, read_node
 from farandole.inventory.facts import ClusterFacts, describe, typed
 from farandole.inventory.reading import unread
-from farandole.inventory.state import claim
+from farandole.inventory.state import claim, state_folder
 from farandole.links.judge import Bars
 from farandole.plays.action import LocalAction
 from farandole.preflight.hosts import Request, check
@@ -143,6 +143,8 @@ class ActionModule(LocalAction):
         return {**result, "excluded": {**self.left_out}} if self.left_out else result
 
     def _inventory(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
+        # Here it is not evaluated yet, as for commands, which would not find the state.
+        state_folder("", variables.get("base_state_dir") or "")
         self._claim(arguments, variables, write=False)
         groups, hostvars = variables["groups"], variables["hostvars"]
         nodes, broken = readable(groups.get("cluster", ()), hostvars)

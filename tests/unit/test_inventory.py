@@ -1,6 +1,7 @@
 """Inventories that cannot be used: said in one message, which file and line, whatever the command."""
 
 import importlib.metadata
+import json
 import re
 import subprocess
 import sys
@@ -71,9 +72,9 @@ def test_a_boolean_that_is_neither_is_refused(tmp_path: Path) -> None:
         sources_of(inventory_variables(inventory))
 
 
-def plainly(inventory: Path) -> str:
+def plainly(inventory: Path, state: str = "") -> str:
     """What Ansible itself says of an inventory that is refused."""
-    own_state = ("-e", f"base_state_dir={inventory}/state")
+    own_state = ("-e", json.dumps({"base_state_dir": state or f"{inventory}/state"}))
     command = ["ansible-playbook", "-i", str(inventory), *own_state, "playbooks/preflight.yml"]
     plain = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert plain.returncode != 0
@@ -101,6 +102,19 @@ def test_settings_that_ansible_would_ignore_are_refused(there: str, first: str, 
     assert why in plainly(inventory)
 
 
+@pytest.mark.parametrize("place", ["state", "{{ inventory_dir }}/state", "/$HOME/state", "~nobody-here/state"])
+def test_a_state_folder_that_is_another_one_for_commands_than_for_playbooks_is_refused(
+    place: str, tmp_path: Path
+) -> None:
+    inventory = folder(tmp_path, GOOD, all=json.dumps({"base_state_dir": place}))
+    why = f"base_state_dir is '{place}', which"
+    with pytest.raises(FarandoleError, match=re.escape(why)):
+        of_inventory(inventory)
+    # Ansible may double the quotes.
+    assert why in plainly(inventory, place).replace("''", "'")
+    assert {path.name for path in tmp_path.iterdir()} == {"hosts.yml", "group_vars"}
+
+
 def test_a_misspelt_group_is_still_told_where_localhost_stands_for_the_nodes(tmp_path: Path) -> None:
     assert "rename group clusters to cluster" in plainly(folder(tmp_path, GOOD.replace("cluster:", "clusters:")))
 
@@ -115,9 +129,9 @@ def test_variables_are_read_like_the_hosts_and_the_rest_is_left_to_ansible(tmp_p
     (inventory / "group_vars/all.yml").write_text("a: b: c\n")
     with pytest.raises(FarandoleError, match=r"group_vars/all\.yml, line 1, column 5: "):
         existing(inventory)
-    json = tmp_path / "hosts.json"
-    json.write_text('{\n\t"cluster": {"hosts": {"node-1": null}}\n}')
-    assert existing(json) == json
+    file = tmp_path / "hosts.json"
+    file.write_text('{\n\t"cluster": {"hosts": {"node-1": null}}\n}')
+    assert existing(file) == file
 
 
 def refused(*arguments: str) -> str:

@@ -209,6 +209,7 @@ def test_the_default_state_is_in_the_checkout_under_the_inventorys_name(monkeypa
     assert state.state_folder("") == ROOT / ".farandole/inventory"
     monkeypatch.setenv(state.SETTING, "/states")
     assert state.state_folder("/inventories/mine") == Path("/states/mine")
+    assert state.state_folder("/inventories/mine", "~/mine") == Path.home() / "mine"
 
 
 def test_the_state_of_an_installed_package_is_beside_the_inventory(

@@ -1,6 +1,7 @@
 """The state folder of a cluster on the control machine, and the inventory that owns it."""
 
 import os
+import re
 import shlex
 import tempfile
 from contextlib import suppress
@@ -22,7 +23,19 @@ def state_folder(inventory: str | Path, folder: str = "") -> Path:
 
     A list of hosts on the command line has no folder and no name.
     """
-    return Path(folder) if folder else states(inventory) / Path(inventory or "inventory").name
+    if not folder:
+        return states(inventory) / Path(inventory or "inventory").name
+    path = Path(folder)
+    # It stays as it is if nobody has that name.
+    with suppress(RuntimeError):
+        path = path.expanduser()
+    # Playbooks evaluate a template, and modules a variable of the environment; commands do neither.
+    if not path.is_absolute() or re.search(r"[${]", folder):
+        raise FarandoleError(
+            f"base_state_dir is {folder!r}, which playbooks and commands would take for different folders: "
+            "write an absolute path; it may begin with ~/"
+        )
+    return path
 
 
 def states(inventory: str | Path = "") -> Path:
