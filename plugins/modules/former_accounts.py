@@ -6,12 +6,10 @@ description:
   - Ends all their processes, then removes account, group, home, mail and crontab.
   - Their common group is removed in any case.
   - A home on storage of the network stays, because other machines use it, and so does one with a mount point in it.
+  - Other members of the group, who were taken off the list earlier, keep account and home. What they run is ended.
 options:
   names: {description: The accounts., type: list, elements: str, required: true}
-  group:
-    description: Their common group. Its other members, who were taken off the list, are removed as well.
-    type: str
-    required: true
+  group: {description: Their common group., type: str, required: true}
   keep: {description: "Remove no account, and only return which stay.", type: bool, default: false}
 """
 
@@ -63,9 +61,9 @@ def remove(module: AnsibleModule, account: pwd.struct_passwd, *, with_home: bool
     (CRONTABS / name).unlink(missing_ok=True)
 
 
-def stays(account: pwd.struct_passwd) -> list[str]:
+def stays(account: pwd.struct_passwd, why: str) -> list[str]:
     """What stays with an account, and what that means."""
-    reasons = [f"account {account.pw_name} with its home {account.pw_dir}, because it was not asked for"]
+    reasons = [f"account {account.pw_name} with its home {account.pw_dir}, because {why}"]
     keys = Path(account.pw_dir) / ".ssh/authorized_keys"
     with suppress(OSError):
         if keys.stat().st_size:
@@ -89,12 +87,15 @@ def main() -> None:
         present = account(name)
         if not present:
             continue
-        if module.params["keep"]:
-            left += stays(present)
+        listed = name in module.params["names"]
+        if module.params["keep"] or not listed:
+            left += stays(present, "it was not asked for" if listed else "it is no longer in cluster_users")
+            if not module.params["keep"] and present.pw_uid >= FIRST_UID and not module.check_mode:
+                end_processes(module, present)
             continue
         if present.pw_uid < FIRST_UID:
-            where = f"base_user, cluster_users and group {module.params['group']}"
-            module.fail_json(msg=f"{name} is an account of the system (uid {present.pw_uid}): take it out of {where}")
+            where = "take it out of base_user and cluster_users"
+            module.fail_json(msg=f"{name} is an account of the system (uid {present.pw_uid}): {where}")
         home = Path(present.pw_dir)
         mounted = mounted_in(home)
         with_home = home.is_dir() and not mounted and is_local(module, present.pw_dir)

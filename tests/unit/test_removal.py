@@ -107,6 +107,41 @@ def test_a_home_with_a_mount_in_it_stays(tmp_path: Path, monkeypatch: pytest.Mon
     assert homes == {"alice": "/home/alice/my data", "alicia": "/home/alicia", "ali": ""}
 
 
+@pytest.mark.parametrize(
+    ("keep", "removed", "ended"), [(False, ["alice"], ["alice", "bob"]), (True, [], [])], ids=["accounts", "none"]
+)
+def test_only_accounts_that_are_listed_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, keep: bool, removed: list[str], ended: list[str]
+) -> None:
+    """Of the others of the group, who were taken off the list, nobody has been told."""
+    known = {
+        name: SimpleNamespace(pw_name=name, pw_uid=uid, pw_dir=str(tmp_path / name))
+        for name, uid in (("alice", 2001), ("bob", 2002), ("system", 7))
+    }
+    commands, killed, answers = list[list[str]](), list[int](), list[dict[str, Any]]()
+
+    def run_command(command: list[str], **_: bool) -> tuple[int, str, str]:
+        commands.append(command)
+        return 0, "ext4", ""
+
+    fake = SimpleNamespace(
+        params={"names": ["alice"], "group": "jobs", "keep": keep}, check_mode=False, run_command=run_command,
+        exit_json=lambda **said: answers.append(said), fail_json=lambda **_: None,
+    )  # fmt: skip
+    monkeypatch.setattr(accounts, "AnsibleModule", lambda **_: fake)
+    monkeypatch.setattr(accounts, "account", known.get)
+    monkeypatch.setattr(accounts, "group", lambda _: SimpleNamespace(gr_mem=["alice", "bob", "system", "gone"]))
+    monkeypatch.setattr(accounts, "end_all", lambda uid, _: killed.append(uid))
+    monkeypatch.setattr(accounts, "CRONTABS", tmp_path)
+    accounts.main()
+    assert [command[-1] for command in commands if command[0] == "userdel"] == removed
+    assert killed == [known[name].pw_uid for name in ended]
+    assert [command[2] for command in commands if command[1] == "disable-linger"] == ended
+    (told,) = answers
+    assert told["removed"] == [*(f"account {name}" for name in removed), "group jobs"]
+    assert f"account bob with its home {tmp_path}/bob, because it is no longer in cluster_users" in told["left"]
+
+
 def test_a_pattern_takes_only_roots_own_where_every_account_can_write(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     for name in ("landing.1", "landing.2", "other"):
