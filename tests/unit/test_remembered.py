@@ -235,11 +235,35 @@ def test_the_only_node_there_is_knows_best(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check_mode", [True, False])
+def test_a_second_control_machine_does_not_replace_the_ca_by_mistake(
+    tmp_path: Path, ca: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, check_mode: bool
+) -> None:
+    shutil.rmtree(tmp_path / "mine")
+    nodes = [*told(ca, "node-1", "node-2"), NODES["node-3"]]
+    new = authority(tmp_path, check_mode=check_mode)
+    assert findings(tmp_path, *nodes, ca=new, **CLUSTER) == [("node-1", "ca-unknown"), ("node-2", "ca-unknown")]
+    assert not (tmp_path / "mine").exists()
+    # A rotation that was killed at once is completed by a run without that option.
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(ca_of.Authority, "keys", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        serve(tmp_path, *nodes, rotate=True, **CLUSTER)
+    assert given(tmp_path, *nodes, **CLUSTER)["user_ca"] != ca["user_ca"]
+    # Nor does a restoration that was killed ask for it.
+    shutil.rmtree(tmp_path / "mine")
+    (tmp_path / "mine/ca").mkdir(parents=True)
+    (tmp_path / "mine/ca/restored").write_text("2026-11-27T16:00:00Z\n")
+    given(tmp_path, *nodes, **CLUSTER)
+    # Nodes that trust nobody yet get their CA from anywhere.
+    shutil.rmtree(tmp_path / "mine")
+    given(tmp_path, *NODES.values(), **CLUSTER)
+
+
+@pytest.mark.parametrize("check_mode", [True, False])
 def test_a_killed_renewal_is_completed(tmp_path: Path, ca: dict[str, Any], check_mode: bool) -> None:
     """The whole folder is lost; nodes that have not got the new CA yet remember what nobody else does."""
     shutil.rmtree(tmp_path / "mine/ca")
     nodes = [_knowing("node-1", ca), _knowing("node-2", ca, revoked=[f"{B} gone"]), _knowing("node-3", ca)]
-    made, _ = serve(tmp_path, *nodes, **CLUSTER)
+    made, _ = serve(tmp_path, *nodes, rotate=True, **CLUSTER)
     reached = [_knowing("node-1", made), *nodes[1:]]
     serve(tmp_path, *reached, ca=authority(tmp_path, check_mode=check_mode), **CLUSTER)
     # One that has it must not know more than the folder, even then.

@@ -113,7 +113,7 @@ def _refusal(state: Path, theirs: str, mine: Path) -> str:
     if Path(theirs).exists():
         return (
             f"{conflict}: two clusters would share one certificate authority. To fix this, {own}; a cluster that has "
-            "shared it until now gets its own authority from the next site.yml over all its nodes"
+            "shared it until now gets its own authority from site.yml over all its nodes with -e ssh_trust_rotate=true"
         )
     moved = f"printf '%s\\n' {shlex.quote(str(mine))} > {shlex.quote(str(state / OWNER))}"
     return f"{conflict}. The former does not exist: if it was moved here, run  {moved}  otherwise {own}"

@@ -368,6 +368,9 @@ def serve(authority: Authority, arguments: dict[str, Any], cluster: Sequence[str
         notice = f"{why}: a new CA replaces it, and nothing signed before is valid any longer"
     trust.refuse_answers(nodes, launchers, mounters, users, check_mode=authority.check_mode)
     told = remembered.memories(nodes)
+    # As of a control machine that has never seen this cluster; whoever rotates or restores the CA knows.
+    if why and not (authority.ledger or authority.unfinished or authority.restored or arguments["rotate"]):
+        remembered.refuse_foreign(told, str(authority.folder), authority.authorities)
     days = {"host": arguments["host_days"], "user": arguments["user_days"]}
     wanted = requests(nodes, users, launchers, mounters, arguments["homes"], days)
     restored = bool(authority.restored) and not arguments["rotate"]

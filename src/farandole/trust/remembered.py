@@ -64,7 +64,8 @@ def believed(told: Memories, known: Known, revoked: Collection[str], *, alone: b
     agreed = {line for line in true if alone or len(claims[line]) > 1}
     named = {line for line in agreed if not known.user_ca or _owner(line) in revoked}
     rest = {line: nodes for line, nodes in claims.items() if line not in named}
-    faults = [*_foreign(told, known), *_outdated(told, known), *_unknown(rest, known, len(told))]
+    cas = {known.host_ca, known.user_ca, *known.former}
+    faults = [*_foreign(told, known.folder, cas), *_outdated(told, known), *_unknown(rest, known, len(told))]
     counted = {name for name, memory in told.items() if _counts(memory, known)}
     _refuse(
         [*_unknown(rest, known, len(told))] if known.restored else [fault for fault in faults if fault.host in counted]
@@ -91,10 +92,15 @@ def _claims(told: Memories, known: Collection[str]) -> dict[str, list[str]]:
     return claims
 
 
-def _foreign(told: Memories, known: Known) -> Iterator[Finding]:
+def refuse_foreign(told: Memories, folder: str, cas: Collection[str]) -> None:
+    """Refuse nodes that trust a CA which was not made here."""
+    _refuse([*_foreign(told, folder, cas)])
+
+
+def _foreign(told: Memories, folder: str, cas: Collection[str]) -> Iterator[Finding]:
     for name, memory in told.items():
-        if {*memory["authorities"]} - {known.host_ca, known.user_ca, *known.former}:
-            yield finding("ca-unknown", name, folder=known.folder)
+        if not {*memory["authorities"]} <= {*cas}:
+            yield finding("ca-unknown", name, folder=folder)
 
 
 def _outdated(told: Memories, known: Known) -> Iterator[Finding]:
