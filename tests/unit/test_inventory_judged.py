@@ -298,6 +298,28 @@ def test_bad_people(person: dict[str, Any], code: str, message: str) -> None:
     assert (finding[0], message in finding[1], "SECRET" in finding[1]) == (code, True, False), finding
 
 
+def test_keys_for_the_job_user_may_have_options_and_a_private_one_is_not_shown() -> None:
+    token = encoded("sk-ssh-ed25519@openssh.com")
+    good = [
+        KEY,
+        f'from="192.0.2.0/24",command="echo \\"a b\\"" {KEY} alice',
+        f"restrict {token}",
+        "",
+        f"# bob\n{KEY}\tbob\r\n",
+    ]
+    assert people(ssh_trust_login_keys=good) == []
+    private = "-----BEGIN OPENSSH PRIVATE KEY-----\nSECRET\n-----END OPENSSH PRIVATE KEY-----\n"
+    putty = "PuTTY-User-Key-File-3: ssh-ed25519\nPrivate-Lines: 1\nSECRET"
+    for bad, seen in (
+        ([private], "a private key"), (private.splitlines(), "a private key"), ([putty], "'PuTTY-User"),
+        ([KEY[:-5]], "'ssh-ed25519 AAAA"), ([f'command="a {KEY}'], "'command="), (["~/.ssh/id_ed25519.pub"], "'~/"),
+    ):  # fmt: skip
+        findings = people(ssh_trust_login_keys=[*good, *bad])
+        assert [(code, seen in cause, "SECRET" in cause) for code, cause in findings] == [
+            ("login-key-wrong", True, False), ("login-key-wrong", True, False),
+        ], bad  # fmt: skip
+
+
 def test_people_are_the_same_on_all_nodes() -> None:
     own: dict[str, Any] = {"cluster_users": [{"name": "alice", "uid": 2001}]}
     findings = judge_people({"node-1": own, "node-2": own, "node-3": {}}, ["node-1", "node-2", "node-3"])

@@ -19,6 +19,8 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 LOWEST, HIGHEST = 1000, 59999
 WITH_TOKEN = ("sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com")
 SHOWN = 40
+# What authorized_keys may have in front of a key.
+OPTIONS = re.compile(r'\A(?:"(?:\\"|[^"])*"|[^\s"])+ +')
 # Accounts that packages make when a role installs them. Slurm, for one, obeys whoever is called slurm.
 OF_PACKAGES = ("ceph", "ganesha", "gluster", "munge", "mysql", "slurm", "statd")
 TAKEN = {
@@ -44,6 +46,8 @@ def judge_people(hostvars: Mapping[str, Mapping[str, Any]], names: Sequence[str]
     if any(boolean(own.get("ssh_trust_mesh") or False) for own in every):
         admins = [str(person["name"]) for person in people if boolean(person.get("admin") or False)]
         faults += [finding("admin-in-mesh", "inventory", account=name) for name in admins]
+    logins = {name: login_fault(hostvars[name].get("ssh_trust_login_keys") or ()) for name in names}
+    faults += [finding("login-key-wrong", name, seen=why) for name, why in logins.items() if why]
     faults += uneven or [fault for person in people for fault in judge_person(person, taken, uids)]
     return faults
 
@@ -81,6 +85,16 @@ def key_fault(line: str) -> str:
     except (ValueError, UnsupportedAlgorithm):
         return "" if kind in WITH_TOKEN and has_kind(rest, kind) else start(text)
     return ""
+
+
+def login_fault(entries: Sequence[str]) -> str:
+    """What the first line for authorized_keys is that has no public key, if any; shows nothing of a private one."""
+    text = "\n".join(entries)
+    if "PRIVATE KEY" in text:
+        return key_fault(text)
+    lines = [line.strip().replace("\t", " ") for line in text.splitlines()]
+    keys = [line for line in lines if line and not line.startswith("#")]
+    return next((why for line in keys if (why := key_fault(line)) and key_fault(OPTIONS.sub("", line))), "")
 
 
 def start(text: str) -> str:
