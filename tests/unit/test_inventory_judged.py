@@ -320,11 +320,37 @@ def test_keys_for_the_job_user_may_have_options_and_a_private_one_is_not_shown()
         ], bad  # fmt: skip
 
 
-def test_people_are_the_same_on_all_nodes() -> None:
-    own: dict[str, Any] = {"cluster_users": [{"name": "alice", "uid": 2001}]}
-    findings = judge_people({"node-1": own, "node-2": own, "node-3": {}}, ["node-1", "node-2", "node-3"])
-    assert codes(findings) == [("node-3", "people-uneven")]
-    # The login has another name as well.
+@pytest.mark.parametrize(
+    ("name", "value", "default"),
+    [
+        ("base_state_dir", "/srv/state", ""),
+        ("base_user", "alice", "trainer"),
+        ("base_user_id", 2009, 2000),
+        ("cluster_users", [{"name": "alice", "uid": 2001}], []),
+        ("slurm_enabled", True, False),
+        ("ssh_trust_mesh", True, False),
+        ("ssh_trust_revoked", ["node-7"], []),
+        ("storage_home", "nfs", "none"),
+    ],
+)
+def test_what_counts_for_the_whole_cluster_is_the_same_on_all_nodes(name: str, value: object, default: object) -> None:
+    specs = [yaml.safe_load(path.read_text()) for path in ROOT.glob("roles/*/meta/argument_specs.yml")]
+
+    def judged(*given: dict[str, Any], **more: list[str]) -> list[tuple[str, str]]:
+        hosts = {f"node-{number}": own for number, own in enumerate(given, 1)}
+        nodes = [node(host, variables=frozenset(own)) for host, own in hosts.items()]
+        named = groups(cluster=[*hosts], head=["node-1"], **more)
+        return codes(inventory.judge_settings(named, nodes, hosts, specs, []))
+
+    own: dict[str, Any] = {name: value}
+    assert judged(own, own, {}) == [("node-3", "setting-uneven")]
+    assert judged({}, own, {}) == [("node-2", "setting-uneven")]
+    assert judged(own, own) == judged({}, {name: default}, {}) == []
+    by_group = judged({}, own, slurm=["node-2"])
+    assert by_group == [("node-2", "setting-uneven")] * (name != "slurm_enabled")
+
+
+def test_the_login_has_another_name_as_well() -> None:
     [(code, _)] = people({"name": "ops", "uid": 2001}, ansible_user=None, ansible_ssh_user="ops")
     assert code == "person-name-taken"
 

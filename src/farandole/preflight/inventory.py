@@ -33,6 +33,11 @@ COMMON_TAGS = frozenset({"all", "always", "never", "tagged", "untagged", "notest
 RAREST_S = 120
 # Above 1023 the firewall keeps strangers out, and below 1024 no account can listen.
 PORTS = {"monitoring_node_port": (1024, 65535), "monitoring_port": (1, 1023)}
+# Of these, the whole cluster has the value of one node.
+UNIFORM = (
+    *("base_state_dir", "base_user", "base_user_id", "cluster_users", "slurm_enabled"),
+    *("ssh_trust_mesh", "ssh_trust_revoked", "storage_home"),
+)
 # What overrides an option of ansible-playbook.
 LOGIN_VARIABLES = {"--user": USER_VARIABLES, "--private-key": KEY_VARIABLES}
 # What overrides a password that the user was asked for.
@@ -207,10 +212,25 @@ def judge_settings(
     options = {name: option for spec in specs for name, option in declared_options(spec).items()}
     values = {node.name: {name: hostvars[node.name][name] for name in node.variables & set(options)} for node in nodes}
     return judge_values(values, options) or [
+        *judge_uneven(groups, values, options),
         *judge_revoked(groups, revoked),
         *judge_people(hostvars, [node.name for node in nodes]),
         *judge_mounts(values),
         *judge_monitoring(values),
+    ]
+
+
+def judge_uneven(groups: Groups, values: Mapping[str, Mapping[str, Any]], options: Options) -> list[Finding]:
+    """Report values that only some nodes have: the first node's would count for all, without a word."""
+    first = next(iter(values))
+    defaults = {name: options[name].get("default") for name in UNIFORM}
+    # A group names the nodes of the queue, whatever that variable says.
+    names = [name for name in UNIFORM if name != "slurm_enabled" or "slurm" not in groups]
+    return [
+        finding("setting-uneven", host, variable=name, known=name, other=first)
+        for name in names
+        for host, own in values.items()
+        if (own.get(name) or defaults[name] or None) != (values[first].get(name) or defaults[name] or None)
     ]
 
 

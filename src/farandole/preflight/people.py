@@ -32,11 +32,9 @@ TAKEN = {
 
 def judge_people(hostvars: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> list[Finding]:
     """Findings about base_user and cluster_users of all nodes, whose values have the right types."""
-    lists = [(hostvars[name].get("cluster_users") or [], name) for name in names]
-    people, first = next(iter(lists), ([], ""))
-    uneven = [finding("people-uneven", name, other=first) for others, name in lists if others != people]
     taken = {**TAKEN}
     every = [hostvars[name] for name in names]
+    people = (every[0].get("cluster_users") or []) if every else []
     for own in every:
         taken.setdefault(login_name(own) or "root", "the account with which Ansible logs in")
     jobs = dict.fromkeys(map(job_user, every))
@@ -48,7 +46,7 @@ def judge_people(hostvars: Mapping[str, Mapping[str, Any]], names: Sequence[str]
         faults += [finding("admin-in-mesh", "inventory", account=name) for name in admins]
     logins = {name: login_fault(hostvars[name].get("ssh_trust_login_keys") or ()) for name in names}
     faults += [finding("login-key-wrong", name, seen=why) for name, why in logins.items() if why]
-    faults += uneven or [fault for person in people for fault in judge_person(person, taken, uids)]
+    faults += [fault for person in people for fault in judge_person(person, taken, uids)]
     return faults
 
 
