@@ -194,6 +194,9 @@ def test_the_head_tells_of_slots_jobs_and_its_depot(tmp_path: Path, monkeypatch:
         ({"monitoring_port": 1023}, ""),
         ({"monitoring_port": "9090"}, "monitoring-port"),
         ({"monitoring_port": "908"}, "monitoring-port"),
+        ({"depot_port": "1023"}, "depot-open"),
+        ({"depot_port": 1024}, ""),
+        ({"depot_port": 80, "firewall_enabled": False, "monitoring_enabled": False}, ""),
     ],
 )
 def test_nobody_is_watched_in_the_open_or_too_rarely(own: dict[str, Any], code: str) -> None:

@@ -31,8 +31,9 @@ TAGS = frozenset({"quick"})
 COMMON_TAGS = frozenset({"all", "always", "never", "tagged", "untagged", "notest", "molecule-notest"})
 # Prometheus needs two measurements in the five minutes for which it looks back.
 RAREST_S = 120
-# Above 1023 the firewall keeps strangers out, and below 1024 no account can listen.
-PORTS = {"monitoring_node_port": (1024, 65535), "monitoring_port": (1, 1023)}
+# From here on the firewall keeps strangers out, and below no account can listen.
+CLOSED = 1024
+PORTS = {"monitoring_node_port": (CLOSED, 65535), "monitoring_port": (1, CLOSED - 1)}
 # Of these, the whole cluster has the value of one node.
 UNIFORM = (
     *("base_state_dir", "base_user", "base_user_id", "cluster_users", "slurm_enabled"),
@@ -281,10 +282,13 @@ def judge_mounts(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
 
 
 def judge_monitoring(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Report exporters that everybody could read, a port that accounts could take, and measurements too rare."""
+    """Report what everybody could read, ports that the firewall or root has to keep, and measurements too rare."""
     hosts: dict[Finding, list[str]] = {}
     for host, own in values.items():
-        if boolean(own.get("monitoring_enabled", False)) and not boolean(own.get("firewall_enabled", False)):
+        closed = boolean(own.get("firewall_enabled", False))
+        if closed and float(own.get("depot_port") or CLOSED) < CLOSED:
+            hosts.setdefault(finding("depot-open", "all", seen=own["depot_port"]), []).append(host)
+        if boolean(own.get("monitoring_enabled", False)) and not closed:
             hosts.setdefault(finding("monitoring-open", "all"), []).append(host)
         if float(own.get("monitoring_interval") or 0) > RAREST_S:
             hosts.setdefault(finding("monitoring-rare", "all", seen=own["monitoring_interval"]), []).append(host)
