@@ -367,6 +367,18 @@ def test_a_value_that_a_role_would_refuse_is_reported_before_the_role_runs() -> 
     assert inventory.judge_values({"a": {"mesh": "yes", "days": 7}}, options) == []
 
 
+@pytest.mark.parametrize("name", ["ssh_trust_host_days", "ssh_trust_user_days"])
+def test_a_certificate_is_valid_for_a_day_at_least(name: str) -> None:
+    specs = yaml.safe_load((ROOT / "roles/ssh_trust/meta/argument_specs.yml").read_text())
+    options = inventory.declared_options(specs)
+    for value in (0, "-1"):
+        (finding,) = inventory.judge_values({"a": {name: value}}, options)
+        assert (finding.code, f"{name} is wrong: {value} is less than 1" in finding.cause) == ("value-wrong", True)
+    assert inventory.judge_values({"a": {name: "1"}}, options) == []
+    # No number at all is one finding.
+    assert len(inventory.judge_values({"a": {name: "a year"}}, options)) == 1
+
+
 @pytest.mark.parametrize("bars", [{"acuracy": 0.9}, {"accuracy": "high"}, 0.9])
 def test_a_wrong_threshold_is_refused_and_not_all_have_to_be_set(bars: object) -> None:
     specs = yaml.safe_load((ROOT / "roles/validation/meta/argument_specs.yml").read_text())

@@ -39,6 +39,8 @@ UNIFORM = (
     *("base_state_dir", "base_user", "base_user_id", "cluster_users", "slurm_enabled"),
     *("ssh_trust_mesh", "ssh_trust_revoked", "storage_home"),
 )
+# A certificate of no day is never valid.
+LEAST = {"ssh_trust_host_days": 1, "ssh_trust_user_days": 1}
 # What overrides an option of ansible-playbook.
 LOGIN_VARIABLES = {"--user": USER_VARIABLES, "--private-key": KEY_VARIABLES}
 # What overrides a password that the user was asked for.
@@ -321,6 +323,8 @@ def judge_value(variable: str, value: Any, option: Mapping[str, Any]) -> list[Fi
         messages = [f"{value!r} is not a mapping of names to values"]
     else:
         messages = ArgumentSpecValidator({variable: dict(option)}).validate({variable: value}).error_messages
+    if not messages and variable in LEAST and int(value) < LEAST[variable]:
+        messages = [f"{value} is less than {LEAST[variable]}"]
     described = option.get("description", "the README of its role describes it")
     description = described if isinstance(described, str) else " ".join(described)
     return [finding("value-wrong", "all", variable=variable, seen=text, description=description) for text in messages]
