@@ -1,7 +1,9 @@
 """Bad nodes, and the findings about each; test_inventory_judged has bad inventories."""
 
 import json
+import shlex
 import stat
+import subprocess
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -201,6 +203,23 @@ def test_the_ssh_command_is_the_one_that_ansible_uses_and_knows_the_hosts_that_i
     assert [fields[name] for name in ("ssh", "forget", "port_option")] == [
         "ssh -p 2222 root@192.0.2.1", "ssh-keygen -R '[192.0.2.1]:2222'", " -p 2222",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "file"),
+    [
+        ("-o 'UserKnownHostsFile=\"/a b/known\" /c'", "/a b/known"),
+        ("-o 'UserKnownHostsFile = \"/a b/known\"' -o Port=9", "/a b/known"),
+        # Two files without quotes.
+        ("-o 'UserKnownHostsFile=/a b/known'", "/a"),
+        ("-oUserKnownHostsFile=~/known -oPort=9", str(Path.home() / "known")),
+    ],
+)
+def test_a_key_is_forgotten_in_the_file_that_ssh_reads(options: str, file: str) -> None:
+    assert unreachable.known_hosts(options) == ["-f", file]
+    shown = subprocess.run(["ssh", "-G", *shlex.split(options), "a"], capture_output=True, text=True, check=True)
+    assert f"userknownhostsfile {file}" in shown.stdout
+    assert unreachable.known_hosts("") == []
 
 
 def test_a_command_on_the_same_connection_has_no_password_and_prompts_for_none() -> None:

@@ -42,5 +42,6 @@ def login_fields(login: Mapping[str, Any]) -> dict[str, str]:
 
 def known_hosts(ssh_arguments: str) -> list[str]:
     """ssh-keygen's option for the known_hosts file that ssh's arguments name; nothing for the default one."""
-    files = re.findall(r'UserKnownHostsFile[= ]"?([^"\s]+)', " ".join(shlex.split(ssh_arguments)), re.IGNORECASE)
-    return ["-f", str(Path(files[0]).expanduser())] if files else []
+    words = " ".join(shlex.split(ssh_arguments))
+    files = re.findall(r'UserKnownHostsFile[= ]+("[^"]+"|[^"\s]+)', words, re.IGNORECASE)
+    return ["-f", str(Path(files[0].strip('"')).expanduser())] if files else []
