@@ -146,6 +146,9 @@ def test_a_pbs_script_trains(cluster: Cluster) -> None:
     shown = cluster.ssh("node-1", "cat", f"/home/trainer/horovod.o{job}").stdout
     assert TRAINED in shown
     until(lambda: cluster.ssh("node-1", "ls", "/run/farandole/pbs").stdout == "", 10)
+    # Also if it tells Slurm to pass on no variable.
+    script = r"cd && printf '#!/bin/sh\n#SBATCH --export=NONE\nhostname\n' >none.sh && qsub none.sh"
+    assert ended(cluster, on_head(cluster, script).stdout.strip()) == "COMPLETED"
     # Slurm would kill an epilog of tasks with the ranks, and then say so in the job's output.
     assert cluster.shell("node-1", "scontrol show config | grep '^TaskEpilog *= (null)'").returncode == 0
 

@@ -39,7 +39,8 @@ def environment_of(job: Submission) -> dict[str, str]:
 def command_of(job: Submission) -> list[str]:
     """The command that submits it, with the script on its standard input."""
     options = [f"--{name}={value}" for name, value in job.options.items()]
-    return [SBATCH, "--parsable", "--ignore-pbs", *options, "/dev/stdin", *job.arguments]
+    # The environment is one that it may have as a whole, and #SBATCH in the script says nothing else of it.
+    return [SBATCH, "--parsable", "--ignore-pbs", "--export=ALL", *options, "/dev/stdin", *job.arguments]
 
 
 def submitted(script: bytes) -> bytes:
