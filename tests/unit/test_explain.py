@@ -98,6 +98,11 @@ def test_a_rank_that_was_killed_is_the_cause_of_what_the_others_say() -> None:
     gloo = f"{lost}[1] Killed\nProcess 1 exit with status code 137.\nProcess name: 1\nExit code: 137\n"
     text = report(told(gloo.encode()))
     assert told(gloo.encode()).codes == ["rank-killed"]
+    # One of the launcher's threads may end in the middle of telling why.
+    thread = (
+        'Exception in thread Thread-1 (fn):\nTraceback (most recent call last):\n  File "threading.py", line 1038\n'
+    )
+    assert (lead := told((thread + gloo).encode()).lead) and lead.cause.code == "rank-killed"
     assert told(f"{lost}[1] Killed\n".encode()).codes == ["process-killed"]
     last = text.split("\n\n")[-1]
     assert last.startswith("root cause [rank-killed]") and "rank 1" in last

@@ -51,7 +51,7 @@ ORDINARY = re.compile(
     r"\bunable to open mca_\w+: (?=.*\(ignored\))|-- Could NOT find |^.* thrown while requesting [A-Z]+ ).*?(?=\\n|$)"
 )
 # A program's own exception. Its launcher's says nothing of why.
-RAISED = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b(?!: Horovod detected)")
+RAISED = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b(?!: Horovod detected| in thread )")
 # A finding of our own ends with its code.
 OWN = re.compile(r"^[\d. ]*(?P<said>.{1,1200}) \[(?P<code>[a-z]+(?:-[a-z0-9]+)*)\]$")
 # Messages of ssh that have another cure if Ansible logs in from the control machine than if one node does to another.
