@@ -303,8 +303,8 @@ def chosen(change: Change, hosts: str, canary: str) -> list[str]:
 def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json: bool) -> None:
     """Take nodes back that pass again what they had failed, if jobs on them and another one pass."""
     cluster = cluster_of(inventory, write=True)
-    cluster_is = as_given(inventory, login)
-    change = Change(inventory, login, cluster, f"farandole apply {cluster_is}", more, as_json, everyone=True)
+    same = as_given(inventory, login)
+    change = Change(inventory, login, cluster, f"farandole apply {same}", more, as_json, everyone=True)
     entries = {name: entry for name, entry in excluded.read(cluster.state).items() if name in cluster.trusted}
     mended = {name: entry for name, entry in entries.items() if entry.mended and not entry.person}
     # A password would be asked for again and again.
@@ -319,7 +319,7 @@ def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json:
     if back := [name for name in names if name not in still]:
         typer.echo(f"taking part again: {several(back)}", err=as_json)
     if out := [name for name in names if name in still]:
-        one = f"; to prove one alone: farandole node include {out[0]} --prove {cluster_is}" if out[1:] else ""
+        one = f"; to prove one alone: farandole node include {out[0]} --prove {same}" if out[1:] else ""
         raise FarandoleError(f"left out as before, {several(out)}: {why}; when that is mended: {change.again}{one}")
 
 
