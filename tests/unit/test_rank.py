@@ -538,6 +538,11 @@ def test_groups_that_are_apart_are_not_one_of_all_ranks(ports: list[list[str]], 
     assert judged(*told, nodes=1) == ("", "")
 
 
+def test_ranks_that_are_alone_are_no_groups() -> None:
+    told = [["uses torch", "met torch.distributed 1", f"at {port}"] for port in (1, 2)]
+    assert judged(*told)[0] == "in each of them torch.distributed knew of one rank"
+
+
 def test_one_program_is_started_that_serves_people() -> None:
     programs = (["jupyter", "lab"], ["env", "A=1", "/usr/bin/tensorboard"], ["env", "A=1"], ["python", "jupyter"])
     assert [*map(launch.only, programs)] == [1, 1, 0, 0]

@@ -215,6 +215,9 @@ class Reports:
         if in_accelerate == 1 and groups.get("torch.distributed", 0) > 1:
             why = "Accelerate found no GPU and was not told in time to use processors, so nothing was averaged"
             return why, cure("Accelerate")
+        if largest == 1:
+            name = next(iter(groups))
+            return f"in each of them {name} knew of one rank", cure(name)
         ports = [found for said in self.said.values() if (found := {*said["told"]} & {*filter(AT.match, told)})]
         if nodes > 1 and any(ports[0].isdisjoint(other) for other in ports[1:]):
             return "they met in groups that know nothing of each other", cure("torch.distributed")
@@ -222,9 +225,6 @@ class Reports:
             return f"they met through {local[0]} at localhost, which is a different machine on each node", cure(HERE)
         if largest > 1:
             return "", f"only {largest} of {size} ranks met" if largest < size else ""
-        if largest == 1:
-            name = next(iter(groups))
-            return f"in each of them {name} knew of one rank", cure(name)
         if used and "reads" not in told:
             return f"they use {', '.join(used)}, and nothing through which they meet", cure("")
         return "", ""
