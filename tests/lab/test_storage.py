@@ -321,7 +321,13 @@ def test_homes_that_are_no_longer_shared(homes: Cluster) -> None:
 def test_a_revoked_node_loses_the_homes(homes: Cluster) -> None:
     assert "here" in sftp(homes, "alice", "/home/alice/a")
     assert as_user(homes, "node-2", "alice", "echo before >~/before").returncode == 0
-    homes.play_ok(*QUICK, *HOMES, "--extra-vars", json.dumps({"ssh_trust_revoked": ["node-2"]}))
+    revoked = (*QUICK, *HOMES, "--extra-vars", json.dumps({"ssh_trust_revoked": ["node-2"]}))
+    # As if the kernel could not.
+    ends_nothing = '#!/bin/sh\n[ "$1" = --kill ] || exec /usr/bin/ss "$@"\n'
+    homes.shell("node-1", f"printf %s '{ends_nothing}' >/usr/local/bin/ss; chmod 755 /usr/local/bin/ss")
+    assert "a revoked node stays connected" in homes.play_failing(*revoked).flat
+    homes.ssh("node-1", "rm", "/usr/local/bin/ss")
+    homes.play_ok(*revoked)
     assert "Permission denied" in sftp(homes, "alice", "/home/alice/a")
     # Nor does it keep what it had mounted.
     config = ("-F", str(homes.inventory / ".ssh" / "config"), "-o", "GlobalKnownHostsFile=/dev/null")
