@@ -219,7 +219,8 @@ class Reports:
             name = next(iter(groups))
             return f"in each of them {name} knew of one rank", cure(name)
         ports = [found for said in self.said.values() if (found := {*said["told"]} & {*filter(AT.match, told)})]
-        if nodes > 1 and any(ports[0].isdisjoint(other) for other in ports[1:]):
+        other_ways = max((count for name, count in groups.items() if name != "torch.distributed"), default=0)
+        if other_ways < size and nodes > 1 and any(ports[0].isdisjoint(other) for other in ports[1:]):
             return "they met in groups that know nothing of each other", cure("torch.distributed")
         if not groups and local:
             return f"they met through {local[0]} at localhost, which is a different machine on each node", cure(HERE)

@@ -87,8 +87,9 @@ def joined(given: tuple[Any, ...], count: Callable[[], int]) -> None:
     if where.startswith("env://"):
         has_store = any("Store" in type(thing).__name__ for thing in given)
         where = "" if has_store else f"tcp://{os.environ.get('MASTER_ADDR', '')}"
-        # Where groups are apart, such as one of each node, their ports are others.
-        tell(f"at {os.environ.get('MASTER_PORT', '')}")
+        if where and not where.startswith(LOCAL):
+            # Where groups are apart, such as one of each node, their ports are others.
+            tell(f"at {os.environ.get('MASTER_PORT', '')}")
     met(f"{name}{HERE if where.startswith(LOCAL) else ''}", count)
 
 
