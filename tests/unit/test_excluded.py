@@ -295,6 +295,9 @@ def test_a_person_may_keep_a_node_that_an_upgrade_has_left_out(inventory: Path, 
         (["exclude", "node-3", "--why", " "], "--why is empty"),
         (["exclude", "node-2", "--why", "x"], "node-2 is already excluded since .*farandole node confirm"),
         (["exclude", "node-4", "--why", "x"], "node-4 is already excluded since .*loud$"),
+        # What continues it is `farandole replace`.
+        (["exclude", "node-5", "--why", "x"], "node-5 is already excluded since .*loud$"),
+        (["confirm", "node-5"], "node-5 already stays out until a person includes it"),
         (["include", "node-9"], "there is no node node-9"),
         (["include", "node-3"], "node-3 is not left out"),
         (["confirm", "node-9"], "there is no node node-9"),
@@ -303,7 +306,7 @@ def test_a_person_may_keep_a_node_that_an_upgrade_has_left_out(inventory: Path, 
     ],
 )
 def test_what_the_command_refuses(inventory: Path, arguments: list[str], refusal: str) -> None:
-    entries = {"node-2": CHECK, "node-4": PERSON}
+    entries = {"node-2": CHECK, "node-4": PERSON, "node-5": replace(PERSON, code="replace")}
     with excluded.changing(inventory.parent / "state") as known:
         known.update(entries)
     assert re.search(refusal, node(inventory, *arguments))

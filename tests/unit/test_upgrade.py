@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from farandole.cli import upgrade
 from farandole.cli.app import app
-from farandole.cli.upgrade import CODE, Change, alone, go, prove_mended
+from farandole.cli.upgrade import Change, alone, go, prove_mended
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory import excluded
 from farandole.inventory.facts import describe
@@ -334,11 +334,11 @@ def test_an_upgrade_is_remembered_until_its_end(
     with pytest.raises(FarandoleError, match="failed after its upgrade") as refused:
         go(change, [[name]], "{}")
     assert ("the head may give it jobs until" in str(refused.value)) == (name == "c")
-    assert ("no run may begin until this succeeds: farandole apply -i" in str(refused.value)) == (name != "c")
+    assert ("runs may be refused until this succeeds: farandole apply -i" in str(refused.value)) == (name != "c")
     assert ("As all depend on it, it is not" in str(refused.value)) == (name != "c")
     assert change.begun() == {name}
     # Jobs go on where all depend on a node.
-    assert [entry.code for entry in excluded.read(tmp_path).values()] == ([CODE] if name == "c" else [])
+    assert [entry.code for entry in excluded.read(tmp_path).values()] == ([excluded.UPGRADE] if name == "c" else [])
     monkeypatch.setattr(Change, "run", lambda *_: True)
     assert change.upgrade([name], "{}") == ""
     assert change.begun() == set() and excluded.read(tmp_path) == {}
@@ -465,7 +465,7 @@ def test_another_stack_comes_first_and_on_all_nodes(tmp_path: Path, monkeypatch:
     note(tmp_path, {"node-1": has, "node-2": lacks, "node-3": lacks})
     # It was left out when the others switched, so it lacks the stack with which it is to be proven.
     with excluded.changing(tmp_path) as entries:
-        entries["node-3"] = replace(excluded.by_person("carol", "it is being upgraded"), code=CODE)
+        entries["node-3"] = replace(excluded.by_person("carol", "it is being upgraded"), code=excluded.UPGRADE)
 
     def run(_change: Change, playbook: str, *arguments: str) -> bool:
         ran.append((playbook, *arguments[:4], *(["in"] if "node-3" not in excluded.read(tmp_path) else [])))
@@ -490,7 +490,12 @@ def test_another_stack_comes_first_and_on_all_nodes(tmp_path: Path, monkeypatch:
         ("playbooks/validate.yml", "--tags", "quick", "--extra-vars", ran[5][4]),
         told,
     ]
-    assert excluded.read(tmp_path)["node-3"].code == CODE
+    assert excluded.read(tmp_path)["node-3"].code == excluded.UPGRADE
+    # Also if only the one that was left out is named: jobs begin with the stack of the head.
+    note(tmp_path, dict.fromkeys(["node-1", "node-3"], lacks))
+    due = CliRunner().invoke(app, ["upgrade", "-i", str(inventory), "--check", "--hosts", "node-3"]).stdout
+    assert f"stack {lock['id']} on node-1: before all else" in due and ran[-1][3] == "node-3,node-1"
+    assert due.splitlines()[1].split()[0] == "node-3"
 
 
 @pytest.mark.parametrize(
@@ -501,8 +506,9 @@ def test_another_stack_comes_first_and_on_all_nodes(tmp_path: Path, monkeypatch:
         (["--canary", "node-1"], "--canary: all nodes depend on node-1"),
         # What continues it means the same nodes, the same person, and no other reboots.
         (
-            ["--hosts", "node-4", "--wave", "2", "--reboot", "never", "--user", "admin", "--yes"],
-            r"to continue: farandole upgrade -i \S+ --user admin --hosts node-4 --wave 2 --reboot never$",
+            ["--hosts=node-4", "--canary=node-4", "--wait=30", "--wave=2", "--reboot=never", "--user=admin", "--yes"],
+            r"to continue: farandole upgrade -i \S+ --user admin --hosts node-4 --wave 2 --canary node-4 "
+            "--reboot never --wait 30$",
         ),
     ],
 )

@@ -69,7 +69,7 @@ def exclude(
     if not why.strip():
         raise FarandoleError("--why is empty")
     with excluded.changing(known.state) as entries:
-        if (entry := entries.get(name)) and not entry.by_command:
+        if (entry := entries.get(name)) and not entry.by_upgrade:
             more = "" if entry.person else f"; to keep it out until you include it: farandole node confirm {name}"
             raise FarandoleError(f"{name} is already {on_terminal(entry.words)}{more}")
         entries[name] = excluded.by_person(person(), why)
@@ -128,7 +128,7 @@ def confirm(name: Name, inventory: Inventory) -> None:
         if entry is None:
             refuse_stranger(name, known)
             raise FarandoleError(f"{name} is not left out; to do that: farandole node exclude {name} --why REASON")
-        if entry.person and not entry.by_command:
+        if entry.person and not entry.by_upgrade:
             raise FarandoleError(f"{name} already stays out until a person includes it: {on_terminal(entry.words)}")
-        entries[name] = replace(entry, person=person(), code="" if entry.by_command else entry.code)
+        entries[name] = replace(entry, person=person(), code="" if entry.by_upgrade else entry.code)
     typer.echo(f"{name} stays out until a person includes it")

@@ -29,11 +29,10 @@ from farandole.stack.lock import id_of
 from farandole.watch.events import new_folder
 from farandole.watch.viewer import Glance
 
-# Marks a node that is left out because it is being upgraded, or because that failed.
-CODE = "upgrade"
 # In the state folder, the nodes whose upgrade has begun and has not come to its end.
 BEGUN = ".upgrade.begun"
 PLAYBOOK = "playbooks/upgrade.yml"
+DAY_M = 24 * 60
 # Seconds between two looks whether another run has ended.
 LOOK_S = 2
 
@@ -99,14 +98,14 @@ class Change:
         """Leave nodes out of jobs, if they can be."""
         with excluded.changing(self.cluster.state) as entries:
             for name in names:
-                if name not in self.needed and (name not in entries or entries[name].code == CODE):
-                    entries[name] = replace(excluded.by_person(person(), why), code=CODE)
+                if name not in self.needed and (name not in entries or entries[name].by_upgrade):
+                    entries[name] = replace(excluded.by_person(person(), why), code=excluded.UPGRADE)
 
     def take_back(self, names: Sequence[str]) -> None:
         """Let nodes take part again that nobody else has left out meanwhile."""
         with excluded.changing(self.cluster.state) as entries:
             for name in names:
-                if name in entries and entries[name].code == CODE:
+                if name in entries and entries[name].by_upgrade:
                     entries.pop(name)
 
     def partner(self, names: Sequence[str]) -> str:
@@ -167,7 +166,7 @@ class Change:
         """Let runs begin on the head, as Ansible itself does not where the node could not be reached."""
         if self.run("site.yml", "--limit", self.cluster.head, "--tags", "jobs"):
             return ""
-        return f", and no run may begin until this succeeds: {self.apply}"
+        return f", and runs may be refused until this succeeds: {self.apply}"
 
     def returning(self, names: Sequence[str]) -> str:
         """Set nodes up that were left out, and prove them before the head gives them jobs; returns what failed."""
@@ -185,7 +184,7 @@ class Change:
         head, limit = self.cluster.head, ",".join(names)
         self.leave_out(names, "it is being upgraded")
         out = excluded.read(self.cluster.state)
-        if others := [name for name in names if name in out and out[name].code != CODE and name not in self.needed]:
+        if others := [name for name in names if name in out and not out[name].by_upgrade and name not in self.needed]:
             return f"somebody has left out {several(others)} meanwhile"
         self.note_begun({*self.begun(), *names})
         if names != [head] and not self.tell_head():
@@ -222,7 +221,7 @@ def upgrade(
     wave: Annotated[int, typer.Option(min=1, help="So many nodes at a time, after the first one.")] = 1,
     canary: Annotated[str, typer.Option(metavar="NODE", help="The node to begin with.")] = "",
     reboot: Annotated[Reboot, typer.Option(help="needed: where another kernel would start.")] = Reboot.needed,
-    wait: Annotated[int, typer.Option(min=1, help="Minutes that a node's jobs have to end.")] = 1440,
+    wait: Annotated[int, typer.Option(min=1, help="Minutes that a node's jobs have to end.")] = DAY_M,
     check: Annotated[bool, typer.Option("--check", "-C", help="Change nothing, say what would be upgraded.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --check: print one object of JSON.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -239,11 +238,17 @@ def upgrade(
         raise FarandoleError("--json changes nothing and goes with --check: add that, or leave --json out")
     cluster = cluster_of(inventory, write=True)
     settings = json.dumps({"base_upgrade_wait": wait * 60, "base_upgrade_reboot": str(reboot)})
-    more = {"--hosts": hosts, "--wave": wave if wave > 1 else "", "--reboot": reboot if reboot != "needed" else ""}
+    more = {
+        "--hosts": hosts,
+        "--wave": wave if wave > 1 else "",
+        "--canary": canary,
+        "--reboot": reboot if reboot != "needed" else "",
+        "--wait": wait if wait != DAY_M else "",
+    }
     change = Change(inventory, login, cluster, f"farandole upgrade {as_given(inventory, login, more)}")
     names = chosen(change, hosts, canary)
     with alone(cluster.state):
-        out = [name for name, entry in excluded.read(cluster.state).items() if entry.code != CODE and name in names]
+        out = [name for name, entry in excluded.read(cluster.state).items() if not entry.by_upgrade and name in names]
         names = [name for name in names if name not in out]
         if not (names or as_json):
             raise FarandoleError(
@@ -251,7 +256,8 @@ def upgrade(
                 f"farandole node include {out[0]} --prove {as_given(inventory, login)}"
             )
         locked = id_of(inventory)
-        due = asked(change, names, as_json=as_json)
+        every = asked(change, names, as_json=as_json)
+        due = {name: one for name, one in every.items() if name in names}
         if as_json:
             typer.echo(json.dumps({"format": 1, "stack": locked, "left_out": out, "nodes": plain(due)}))
             raise typer.Exit
@@ -266,7 +272,7 @@ def upgrade(
             for name, one in due.items()
             if one.packages or name in begun or reboot is Reboot.always or (one.reboot and reboot is Reboot.needed)
         ]
-        behind = {name for name, one in due.items() if locked and one.stack != locked}
+        behind = {name for name, one in every.items() if locked and one.stack != locked}
         if switch := behind - left_out:
             typer.echo(
                 f"stack {locked} on {several(switch)}: before all else, on all nodes, once jobs on two of them pass"
@@ -295,7 +301,7 @@ def chosen(change: Change, hosts: str, canary: str) -> list[str]:
     if canary and canary not in names:
         raise FarandoleError(f"--canary: {canary} is none of the nodes that --hosts names")
     entry = excluded.read(change.cluster.state).get(canary)
-    if entry and entry.code != CODE:
+    if entry and not entry.by_upgrade:
         raise FarandoleError(f"--canary: {canary} is {on_terminal(entry.words)}")
     return names
 
@@ -324,12 +330,13 @@ def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json:
 
 
 def asked(change: Change, names: Sequence[str], *, as_json: bool) -> dict[str, Due]:
-    """What is due on these nodes, as they say; as JSON, nothing else is printed but errors."""
+    """What is due on these nodes and on the head, as they say; as JSON, nothing else is printed but errors."""
     # An empty limit would be none.
     if not names:
         return {}
-    # What waits for jobs would not be seen in a moment.
-    limit = ("--check", "--limit", ",".join(names))
+    # What waits for jobs would not be seen in a moment. Jobs begin with the stack of the head.
+    asks = [*dict.fromkeys([*names, change.cluster.head])]
+    limit = ("--check", "--limit", ",".join(asks))
     if as_json:
         change.wait_for_others()
         viewer = Glance(new_folder(change.inventory))
@@ -339,7 +346,7 @@ def asked(change: Change, names: Sequence[str], *, as_json: bool) -> dict[str, D
         failed = not change.run(PLAYBOOK, *limit)
     if failed:
         raise typer.Exit(1)
-    return {name: one for name, one in noted(change.cluster.state).items() if name in names}
+    return {name: one for name, one in noted(change.cluster.state).items() if name in asks}
 
 
 def switch_all(change: Change, stack: str) -> None:

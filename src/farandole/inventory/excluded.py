@@ -23,6 +23,8 @@ FILE = "excluded.yml"
 AT_WORK = ".upgrade.lock"
 HEADER = "# Nodes that are left out. To change this: farandole node exclude, include, confirm\n---\n"
 LONGEST = 1 << 20
+# The code of nodes that are left out because they are being upgraded, or because that failed.
+UPGRADE = "upgrade"
 # How the nodes are checked before a run.
 PROBE = "preflight"
 
@@ -51,9 +53,9 @@ class Entry:
         return "node-set-aside" if self.person else "node-mended" if self.mended else "node-excluded"
 
     @property
-    def by_command(self) -> bool:
-        """Whether a command that somebody has called has left it out, and takes it back by itself."""
-        return self.by == "person" and self.code != ""
+    def by_upgrade(self) -> bool:
+        """Whether an upgrade that somebody has called has left it out, and takes it back by itself."""
+        return self.by == "person" and self.code == UPGRADE
 
     @property
     def words(self) -> str:
