@@ -35,5 +35,6 @@ class ActionModule(LocalAction):
         path = path_of(Path(variables["inventory_dir"]))
         head, members = (arguments["cluster"][key] for key in ("head", "members"))
         lock, made = for_run(arguments["lock"], arguments["back_to"], builds, known, arguments["builder"], path)
-        refuse_part(lock, stacks_of(known.get(head, {})), [name for name in members if name not in known])
+        absent = [name for name in members if name not in known]
+        refuse_part(lock, stacks_of(known.get(head, {})), absent, back=arguments["back_to"] is not None)
         return {"changed": False, "lock": lock, "plan": made}

@@ -306,6 +306,7 @@ def test_keys_for_the_job_user_may_have_options_and_a_private_one_is_not_shown()
         f"restrict {token}",
         "",
         f"# bob\n{KEY}\tbob\r\n",
+        f"{KEY} bob\xa0b\u2028",
     ]
     assert people(ssh_trust_login_keys=good) == []
     private = "-----BEGIN OPENSSH PRIVATE KEY-----\nSECRET\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -346,6 +347,11 @@ def test_what_counts_for_the_whole_cluster_is_the_same_on_all_nodes(name: str, v
     assert judged(own, own, {}) == [("node-3", "setting-uneven")]
     assert judged({}, own, {}) == [("node-2", "setting-uneven")]
     assert judged(own, own) == judged({}, {name: default}, {}) == []
+    if isinstance(value, bool):
+        assert judged({}, {name: "no"}) == judged(own, {name: "yes"}) == []
+        assert judged({}, {name: "yes"}) == [("node-2", "setting-uneven")]
+    if isinstance(value, int):
+        assert judged(own, {name: str(value)}) == []
     by_group = judged({}, own, slurm=["node-2"])
     assert by_group == [("node-2", "setting-uneven")] * (name != "slurm_enabled")
 

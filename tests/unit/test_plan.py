@@ -18,6 +18,7 @@ from farandole.stack.plan import (
     free_of,
     plan,
     refuse_elsewhere,
+    refuse_part,
     refuse_without_room,
     stacks_of,
     system_of,
@@ -161,6 +162,9 @@ def test_a_lock_with_other_patches_is_refused_where_they_are_needed(cache: Build
     assert refused(other, HAS) == refused(other, RUNS, "node-2") == refused(other, BARE, "node-2") == ""
     message = refused(other, HAS, "node-2", "node-3")
     assert message.startswith(f"jobs would run with stack {THIS} from then on, and node-2, node-3 may not have it")
+    assert "put the former stack.lock.yml back" in message
+    with pytest.raises(FarandoleError, match=r"leave out --limit$"):
+        refuse_part(other, HAS, ["node-2"], back=True)
 
 
 def test_nodes_that_cannot_get_the_stack_are_named(cache: Builds) -> None:

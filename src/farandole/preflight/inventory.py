@@ -226,15 +226,21 @@ def judge_settings(
 def judge_uneven(groups: Groups, values: Mapping[str, Mapping[str, Any]], options: Options) -> list[Finding]:
     """Report values that only some nodes have: the first node's would count for all, without a word."""
     first = next(iter(values))
-    defaults = {name: options[name].get("default") for name in UNIFORM}
     # A group names the nodes of the queue, whatever that variable says.
     names = [name for name in UNIFORM if name != "slurm_enabled" or "slurm" not in groups]
     return [
         finding("setting-uneven", host, variable=name, known=name, other=first)
         for name in names
         for host, own in values.items()
-        if (own.get(name) or defaults[name] or None) != (values[first].get(name) or defaults[name] or None)
+        if meant(name, own, options) != meant(name, values[first], options)
     ]
+
+
+def meant(variable: str, values: Mapping[str, Any], options: Options) -> Any:
+    """A value as a role takes it, for which "yes" and true are the same; nothing if it is none, zero or empty."""
+    given = {variable: values[variable]} if values.get(variable) is not None else {}
+    validated = ArgumentSpecValidator({variable: dict(options[variable])}).validate(given)
+    return validated.validated_parameters.get(variable) or None
 
 
 def judge_login(hostvars: Mapping[str, Mapping[str, Any]], typed: Mapping[str, str]) -> list[Finding]:

@@ -19,6 +19,7 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 LOWEST, HIGHEST = 1000, 59999
 WITH_TOKEN = ("sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com")
 SHOWN = 40
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # What authorized_keys may have in front of a key.
 OPTIONS = re.compile(r'\A(?:"(?:\\"|[^"])*"|[^\s"])+ +')
 # Accounts that packages make when a role installs them. Slurm, for one, obeys whoever is called slurm.
@@ -74,7 +75,7 @@ def key_fault(line: str) -> str:
     text = line.strip()
     if "PRIVATE KEY" in text:
         return "a private key, which you should replace now"
-    if not text.isprintable():
+    if CONTROL.search(text):
         return "several lines"
     kind, _, rest = text.partition(" ")
     key = " ".join((kind, *rest.split()[:1]))
@@ -90,7 +91,7 @@ def login_fault(entries: Sequence[str]) -> str:
     text = "\n".join(entries)
     if "PRIVATE KEY" in text:
         return key_fault(text)
-    lines = [line.strip().replace("\t", " ") for line in text.splitlines()]
+    lines = [line.strip().replace("\t", " ") for line in text.split("\n")]
     keys = [line for line in lines if line and not line.startswith("#")]
     return next((why for line in keys if (why := key_fault(line)) and key_fault(OPTIONS.sub("", line))), "")
 

@@ -138,12 +138,13 @@ def _source(lock: Lock, source: dict[str, Any], builds: Builds, builder: str) ->
     return {**source, "path": str(path), "part": described(own(recall_whole(path), builder))}
 
 
-def refuse_part(lock: Lock, head: Stacks, absent: Collection[str]) -> None:
+def refuse_part(lock: Lock, head: Stacks, absent: Collection[str], *, back: bool) -> None:
     """Refuse to let the head, and so each new job, switch to a stack without nodes that take part in jobs."""
     if absent and head["current"] not in ("", lock["id"]):
+        stay = "" if back else "; or, to stay with the present stack, put the former stack.lock.yml back"
         raise FarandoleError(
             f"jobs would run with stack {lock['id']} from then on, and {several(absent)} may not have it: leave out "
-            "--limit; or, to stay with the present stack, put the former stack.lock.yml back"
+            f"--limit{stay}"
         )
 
 
