@@ -237,6 +237,28 @@ def test_an_upgrade_goes_on_after_power_cuts_of_the_control_machine_and_of_the_h
     assert due.farandole("status").returncode == 0
 
 
+def test_a_node_that_does_not_come_back_stops_it(due: Cluster) -> None:
+    due.shell("node-2", "rm /etc/bad")
+    wave = ("--hosts", "node-2,node-3", "--yes")
+    before = due.ssh("node-3", "cat", "/proc/sys/kernel/random/boot_id").stdout
+    upgrade = due.begin("upgrade", *wave, "--reboot", "always")
+    until(lambda: due.ssh("node-2", "systemctl", "is-system-running").stdout not in {"running\n", "degraded\n"}, 900)
+    due.lab("fault", "kill", "node-2")
+    said = "".join(upgrade.communicate())
+    print(said)
+    assert upgrade.returncode == 1
+    assert "node-2: its upgrade failed" in said, said
+    assert "root cause [reboot-lost]: it did not come back from its reboot in time" in said, said
+    assert "node-2" in due.farandole("node list").stdout
+    assert versions(due)[2] == "1"
+    assert due.ssh("node-3", "cat", "/proc/sys/kernel/random/boot_id").stdout == before
+    due.lab("fault", "start", "node-2")
+    done = due.farandole("upgrade", *wave)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert versions(due)[1:3] == ["2", "2"]
+    assert due.farandole("node list").stdout == "no node is left out\n"
+
+
 def test_a_node_that_was_away_is_proven_before_it_gets_jobs(site: Cluster) -> None:
     assert site.farandole("node exclude", "node-3", "--why", "its fan is loud").returncode == 0
     site.play_ok("--limit", "node-1", "--tags", "fabric")
