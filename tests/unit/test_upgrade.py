@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from farandole.cli import upgrade
 from farandole.cli.app import app
-from farandole.cli.upgrade import Change, alone, go, prove_mended
+from farandole.cli.change import PLAYBOOK, Change, alone
+from farandole.cli.upgrade import go, prove_mended
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory import excluded
 from farandole.inventory.facts import describe
@@ -185,7 +186,7 @@ def test_a_node_that_is_not_proven_stays_left_out(
 def test_a_power_cut_leaves_a_node_out_that_was_being_proven(tmp_path: Path, left_out: excluded.Entry) -> None:
     entry = replace(left_out, code="replace")
     script = (
-        "import os, pathlib, sys; from farandole.inventory import excluded; from farandole.cli.upgrade import alone\n"
+        "import os, pathlib, sys; from farandole.inventory import excluded; from farandole.cli.change import alone\n"
         "state = pathlib.Path(sys.argv[1])\n"
         "with alone(state):\n"
         f"    excluded.begin_proof(state, 'node-2', excluded.{entry!r})\n"
@@ -351,7 +352,7 @@ def test_who_is_left_out_by_a_person_after_an_upgrade_has_begun_stays_so(
 
     def run(_change: Change, playbook: str, *_: str) -> bool:
         ran.append(playbook)
-        if playbook == upgrade.PLAYBOOK:
+        if playbook == PLAYBOOK:
             with excluded.changing(tmp_path) as entries:
                 entries["node-3"] = left_out
         return True
@@ -370,10 +371,10 @@ def test_who_is_left_out_by_a_person_after_an_upgrade_has_begun_stays_so(
 def test_a_run_of_somebody_else_between_two_steps_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(upgrade, "LOOK_S", 0.1)
+    monkeypatch.setattr("farandole.cli.change.LOOK_S", 0.1)
     with subprocess.Popen(["sleep", "1"]) as other:
         take(tmp_path, this_run(other.pid))
-        monkeypatch.setattr(upgrade, "play", lambda *_, **__: other.poll())
+        monkeypatch.setattr("farandole.cli.change.play", lambda *_, **__: other.poll())
         assert changing(tmp_path).run("site.yml")
     assert capsys.readouterr().err.count("waiting: this cluster is being changed by ") == 1
 
@@ -475,7 +476,7 @@ def test_another_stack_comes_first_and_on_all_nodes(tmp_path: Path, monkeypatch:
     upgrade_it, failing = ["upgrade", "-i", str(inventory), "--yes"], "site.yml"
     error = CliRunner().invoke(app, upgrade_it).exception
     assert isinstance(error, FarandoleError) and f"stack {lock['id']} is not on all nodes, and no system" in str(error)
-    assert [playbook for playbook, *_ in ran] == [upgrade.PLAYBOOK, "site.yml"]
+    assert [playbook for playbook, *_ in ran] == [PLAYBOOK, "site.yml"]
     ran.clear()
     failing = "playbooks/validate.yml"
     done = CliRunner().invoke(app, upgrade_it)
@@ -485,7 +486,7 @@ def test_another_stack_comes_first_and_on_all_nodes(tmp_path: Path, monkeypatch:
     assert ran[1:] == [
         ("site.yml",),
         told,
-        (upgrade.PLAYBOOK, "--limit", "node-3", "--extra-vars", ran[3][4]),
+        (PLAYBOOK, "--limit", "node-3", "--extra-vars", ran[3][4]),
         ("site.yml", "--limit", "node-3", "--skip-tags", "slurm", "in"),
         ("playbooks/validate.yml", "--tags", "quick", "--extra-vars", ran[5][4]),
         told,

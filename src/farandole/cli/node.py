@@ -102,11 +102,11 @@ def include(
             del entries[name]
     if prove:
         # It takes time to import.
-        upgrade = import_module("farandole.cli.upgrade")
-        change = upgrade.Change(
+        module = import_module("farandole.cli.change")
+        change = module.Change(
             inventory, login, known, f"farandole node include {name} --prove {as_given(inventory, login)}"
         )
-        with upgrade.alone(known.state):
+        with module.alone(known.state):
             why = "the head could not be told to leave it out"
             # It may not know yet.
             if change.tell_head():

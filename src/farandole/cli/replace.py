@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from farandole.cli.change import Change, alone
 from farandole.cli.init import KNOWN_HOSTS, ask
 from farandole.cli.node import Name, cluster_of, refuse_stranger
 from farandole.cli.options import Inventory, as_given, with_login
-from farandole.cli.upgrade import Change, alone
 from farandole.core.errors import FarandoleError
 from farandole.core.files import write
 from farandole.core.findings import several
