@@ -14,7 +14,7 @@ APT = [
     *(f"--option=Dpkg::Options::={option}" for option in KEEP),
 ]
 BUSY = re.compile(r"Could not get lock|frontend lock was locked|is locked by another|Unable to acquire the dpkg")
-# Seconds to wait for another program, in all and between two tries.
+# Seconds to wait for other programs, in all and between two tries.
 PATIENCE_S, PAUSE_S = 600, 5
 
 
@@ -34,17 +34,18 @@ class Apt:
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
+        self.patience = PATIENCE_S
         # Its words are looked for in what they print.
         self.environment = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
 
     def run(self, *command: str) -> tuple[int, str, str]:
         """Run a command, again while another program has locked the packages."""
-        until = time.monotonic() + PATIENCE_S
         while True:
             code, out, err = self.module.run_command(list(command), environ_update=self.environment)
-            if not code or not BUSY.search(err) or time.monotonic() > until:
+            if not code or not BUSY.search(err) or self.patience <= 0:
                 return code, out, err
             time.sleep(PAUSE_S)
+            self.patience -= PAUSE_S
 
     def must(self, *command: str) -> str:
         """Run a command that has to succeed, and return its warnings."""

@@ -1,6 +1,7 @@
 """How packages are waited for that another program has locked, with Debian's own dpkg."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.core.causes import causes
 from farandole.core.files import sha256
 
 from .loading import load
@@ -45,7 +47,21 @@ def test_what_another_program_has_locked_is_waited_for_but_not_for_ever(
             threading.Timer(1, other.stdin.close).start()
         done = apt.Apt(Module()).run("dpkg", f"--admindir={tmp_path}", "--configure", "--pending")
         other.stdin.close()
-    assert (done[0], "frontend lock was locked by another process" in done[2]) == (code, bool(code))
+    assert (done[0], bool(re.search(causes()["apt-locked"].pattern, done[2]))) == (code, bool(code))
+
+
+def test_what_stays_locked_is_given_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apt, "PATIENCE_S", 1)
+    monkeypatch.setattr(apt, "PAUSE_S", 0.5)
+    ran = list[str]()
+
+    class Busy:
+        def run_command(self, command: list[str], **_: object) -> tuple[int, str, str]:
+            ran.append(command[0])
+            return 2, "", "dpkg: error: dpkg frontend lock was locked by another process with pid 9"
+
+    busy = apt.Apt(Busy())
+    assert [busy.run("dpkg")[0], busy.run("apt-get")[0]] == [2, 2] and ran == ["dpkg", "dpkg", "dpkg", "apt-get"]
 
 
 class Root(Module):

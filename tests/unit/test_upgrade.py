@@ -379,6 +379,11 @@ def test_a_run_of_somebody_else_between_two_steps_is_waited_for(
     assert capsys.readouterr().err.count("waiting: this cluster is being changed by ") == 1
 
 
+def answering(patch: pytest.MonkeyPatch, answers: dict[str, dict[str, object]]) -> None:
+    """What the nodes answer from now on."""
+    patch.setattr(upgrade, "forget", lambda state: note(state, answers))
+
+
 def inventory_of(folder: Path) -> Path:
     """An inventory of three nodes that do not answer."""
     where = {"ansible_host": "127.0.0.1", "ansible_port": 1, "base_state_dir": str(folder)}
@@ -405,7 +410,7 @@ def test_no_node_is_asked_if_all_that_are_named_are_left_out(tmp_path: Path, mon
         entries["node-3"] = excluded.by_person("carol", "its fan is loud")
     # What an earlier one has noted.
     good = ANSWER | {"reboot": True}
-    note(tmp_path, {"node-1": good, "node-3": good})
+    answering(monkeypatch, {"node-1": good, "node-3": good})
     ran: list[str] = []
 
     def run(*arguments: object, **_: str) -> int:
@@ -419,7 +424,8 @@ def test_no_node_is_asked_if_all_that_are_named_are_left_out(tmp_path: Path, mon
         error = CliRunner().invoke(app, [*command, *more]).exception
         assert isinstance(error, FarandoleError) and f"node include node-3 --prove -i {inventory}" in str(error)
     told = CliRunner().invoke(app, [*command, "--check", "--json"])
-    assert json.loads(told.stdout) == {"format": 1, "stack": "", "left_out": ["node-3"], "nodes": {}} and ran == []
+    nothing = {"format": 1, "stack": "", "left_out": ["node-3"], "silent": [], "nodes": {}}
+    assert json.loads(told.stdout) == nothing and ran == []
     told = CliRunner().invoke(app, [*command[:-1], "node-1,node-3", "--check", "--json"])
     assert [*json.loads(told.stdout)["nodes"]] == ["node-1"] and ran[-2:] == ["--limit", "node-1"]
 
@@ -449,7 +455,7 @@ def test_a_reboot_that_is_not_wanted_is_not_due(
     inventory, went = inventory_of(tmp_path), list[list[str]]()
     old = ANSWER | {"reboot": True}
     new = old | {"packages": [["curl", "7", "8"]], "reboot": False}
-    note(tmp_path, {"node-1": new, "node-2": old, "node-3": old})
+    answering(monkeypatch, {"node-1": new, "node-2": old, "node-3": old})
     # It was cut off before its proof.
     changing(tmp_path).note_begun(["node-2"])
     monkeypatch.setattr(Change, "run", lambda *_: True)
@@ -458,12 +464,45 @@ def test_a_reboot_that_is_not_wanted_is_not_due(
     assert CliRunner().invoke(app, command).exit_code == 0 and went == parts
 
 
+def test_a_node_that_does_not_answer_costs_the_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inventory, went = inventory_of(tmp_path), list[list[str]]()
+    due = {"node-1": ANSWER, "node-2": ANSWER | {"packages": [["curl", "7", "8"]]}}
+
+    def run(*_: object) -> bool:
+        # What has counted before does not.
+        assert noted(tmp_path) == {}
+        note(tmp_path, due)
+        return False
+
+    def upgraded(*options: str) -> tuple[int, str]:
+        note(tmp_path, due | {"node-3": ANSWER})
+        done = CliRunner().invoke(app, ["upgrade", "-i", str(inventory), *options])
+        return done.exit_code, f"{done.output}{done.exception}"
+
+    monkeypatch.setattr(Change, "run", run)
+    monkeypatch.setattr(upgrade, "go", lambda _change, parts, _settings: went.extend(parts))
+    code, said = upgraded("--yes")
+    assert (code, went) == (1, [["node-2"]]) and "could not be asked, and so not upgraded: node-3\n" in said
+    assert "upgraded: node-2\n" in said and "not upgraded: node-3; once all answer, to continue: farandole upg" in said
+    code, said = upgraded("--check")
+    assert code == 1 and "node-2  1 package\n" in said
+    assert "--canary: node-3 could not be asked" in upgraded("--canary", "node-3", "--yes")[1]
+    # It may be silent because of its upgrade.
+    changing(tmp_path).note_begun(["node-3"])
+    went.clear()
+    code, said = upgraded("--yes")
+    assert (code, went) == (1, []) and f"to go on without it: farandole node confirm node-3 -i {inventory}" in said
+    # Jobs begin with the stack of the head, and it says who has a node.
+    due.pop("node-1")
+    assert upgraded("--yes")[0] == 1 and went == []
+
+
 def test_another_stack_comes_first_and_on_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inventory, ran = inventory_of(tmp_path), list[tuple[str, ...]]()
     lock = LOCK | {"id": identity(LOCK)}
     write(path_of(inventory), lock)
     has, lacks = ANSWER | {"stack": lock["id"]}, ANSWER | {"stack": "bbbb00000000"}
-    note(tmp_path, {"node-1": has, "node-2": lacks, "node-3": lacks})
+    answering(monkeypatch, {"node-1": has, "node-2": lacks, "node-3": lacks})
     # It was left out when the others switched, so it lacks the stack with which it is to be proven.
     with excluded.changing(tmp_path) as entries:
         entries["node-3"] = replace(excluded.by_person("carol", "it is being upgraded"), code=excluded.UPGRADE)
@@ -493,7 +532,7 @@ def test_another_stack_comes_first_and_on_all_nodes(tmp_path: Path, monkeypatch:
     ]
     assert excluded.read(tmp_path)["node-3"].code == excluded.UPGRADE
     # Also if only the one that was left out is named: jobs begin with the stack of the head.
-    note(tmp_path, dict.fromkeys(["node-1", "node-3"], lacks))
+    answering(monkeypatch, dict.fromkeys(["node-1", "node-3"], lacks))
     due = CliRunner().invoke(app, ["upgrade", "-i", str(inventory), "--check", "--hosts", "node-3"]).stdout
     assert f"stack {lock['id']} on node-1: before all else" in due and ran[-1][3] == "node-3,node-1"
     assert due.splitlines()[1].split()[0] == "node-3"
@@ -523,7 +562,7 @@ def test_what_cannot_be_meant_is_refused_and_what_was_meant_is_continued(
     monkeypatch.setattr(Change, "run", lambda _change, _playbook, *arguments: "--check" in arguments)
     with excluded.changing(tmp_path) as entries:
         entries["node-3"] = excluded.by_person("carol", "its fan is loud")
-    note(tmp_path, {"node-4": ANSWER | {"packages": [["curl", "7", "8"]]}})
+    answering(monkeypatch, {"node-4": ANSWER | {"packages": [["curl", "7", "8"]]}})
     error = CliRunner().invoke(app, ["upgrade", "-i", str(inventory), *options]).exception
     assert isinstance(error, FarandoleError) and re.search(said, str(error)), error
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +18,7 @@ from farandole.core.findings import several
 from farandole.core.text import on_terminal
 from farandole.inventory import excluded
 from farandole.plays.playbook import Login, viewed
-from farandole.plays.upgrade import Due, noted, plain, shown, waves
+from farandole.plays.upgrade import Due, forget, noted, plain, shown, waves
 from farandole.stack.lock import id_of
 from farandole.watch.events import new_folder
 from farandole.watch.viewer import Glance
@@ -78,13 +78,14 @@ def upgrade(
             )
         locked = id_of(inventory)
         every = asked(change, names, as_json=as_json)
-        due = {name: one for name, one in every.items() if name in names}
+        due = {name: every[name] for name in names if name in every}
+        silent = [name for name in names if name not in every]
         if as_json:
-            typer.echo(json.dumps({"format": 1, "stack": locked, "left_out": out, "nodes": plain(due)}))
-            raise typer.Exit
-        typer.echo(on_terminal("\n".join(shown(due))))
-        if out:
-            typer.echo(f"left out, and so not upgraded: {several(out)}")
+            known = {"format": 1, "stack": locked, "left_out": out, "silent": silent, "nodes": plain(due)}
+            typer.echo(json.dumps(known))
+            raise typer.Exit(bool(silent))
+        show(due, out, silent)
+        refuse_lost(change, silent, canary)
         # What is left out and not in `out` is so by an upgrade, maybe of a state that was restored.
         left_out = {*excluded.read(cluster.state)}
         begun = change.begun() | left_out
@@ -99,7 +100,7 @@ def upgrade(
                 f"stack {locked} on {several(switch)}: before all else, on all nodes, once jobs on two of them pass"
             )
         if check or not (todo or switch):
-            raise typer.Exit
+            raise typer.Exit(bool(silent))
         parts = waves(todo, change.needed, canary, wave)
         if parts:
             typer.echo(f"in this order: {'; '.join(several(part) for part in parts)}")
@@ -108,6 +109,8 @@ def upgrade(
             switch_all(change, locked)
         go(replace(change, late=behind & left_out), parts, settings)
         typer.echo(f"upgraded: {several([*todo, *switch])}")
+        if silent:
+            raise FarandoleError(f"not upgraded: {several(silent)}; once all answer, to continue: {change.again}")
 
 
 def chosen(change: Change, hosts: str, canary: str) -> list[str]:
@@ -151,13 +154,14 @@ def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json:
 
 
 def asked(change: Change, names: Sequence[str], *, as_json: bool) -> dict[str, Due]:
-    """What is due on these nodes and on the head, as they say; as JSON, nothing else is printed but errors."""
+    """What is due on those of these nodes, and the head, that answer; as JSON, nothing else is printed but errors."""
     # An empty limit would be none.
     if not names:
         return {}
     # What waits for jobs would not be seen in a moment. Jobs begin with the stack of the head.
     asks = [*dict.fromkeys([*names, change.cluster.head])]
     limit = ("--check", "--limit", ",".join(asks))
+    forget(change.cluster.state)
     if as_json:
         change.wait_for_others()
         viewer = Glance(new_folder(change.inventory))
@@ -165,9 +169,31 @@ def asked(change: Change, names: Sequence[str], *, as_json: bool) -> dict[str, D
         viewer.lines(viewer.watched.closing() if failed else [])
     else:
         failed = not change.run(PLAYBOOK, *limit)
-    if failed:
+    every = noted(change.cluster.state)
+    if failed and change.cluster.head not in every:
         raise typer.Exit(1)
-    return {name: one for name, one in noted(change.cluster.state).items() if name in asks}
+    return {name: every[name] for name in asks if name in every}
+
+
+def show(due: Mapping[str, Due], out: Sequence[str], silent: Sequence[str]) -> None:
+    """Show what is due, and of which nodes nothing is known."""
+    typer.echo(on_terminal("\n".join(shown(due))))
+    if out:
+        typer.echo(f"left out, and so not upgraded: {several(out)}")
+    if silent:
+        typer.echo(f"could not be asked, and so not upgraded: {several(silent)}")
+
+
+def refuse_lost(change: Change, silent: Sequence[str], canary: str) -> None:
+    """Refuse to go on without a node that was to begin, or whose upgrade may be why it is silent."""
+    if canary in silent:
+        raise FarandoleError(f"--canary: {canary} could not be asked")
+    if lost := [name for name in silent if name in change.begun()]:
+        without = f"; to go on without it: farandole node confirm {lost[0]} {as_given(change.inventory, change.login)}"
+        raise FarandoleError(
+            f"{several(lost)}: the upgrade of others may end as this one has. Once it answers, to continue: "
+            f"{change.again}{'' if lost[0] in change.needed else without}"
+        )
 
 
 def switch_all(change: Change, stack: str) -> None:

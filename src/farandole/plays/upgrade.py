@@ -57,6 +57,11 @@ def note(state: Path, answers: Mapping[str, Any]) -> None:
     write_private(state / FILE, json.dumps(ANSWERS(answers)))
 
 
+def forget(state: Path) -> None:
+    """What they have answered before counts no more."""
+    write_private(state / FILE, "{}")
+
+
 def noted(state: Path) -> dict[str, Due]:
     """What the nodes have answered."""
     try:
