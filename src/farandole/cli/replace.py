@@ -68,7 +68,8 @@ def replace(
         left_out = dataclasses.replace(
             excluded.by_person(person(), "it was replaced, and is not proven yet"), code=CODE
         )
-        if why := change.brought_back({name: left_out}, lambda: failure(change, name)):
+        steps = lambda: renewed(change, name, left_out) or change.returning([name])  # noqa: E731
+        if why := change.brought_back({name: left_out}, steps):
             raise FarandoleError(
                 f"{name}: {why}{change.untold()}. It is left out of jobs; when that is mended, run again: {again}"
             )
@@ -77,15 +78,18 @@ def replace(
     typer.echo(f"{name} is replaced and takes part in jobs; the former machine's keys are refused by all nodes{but}")
 
 
-def failure(change: Change, name: str) -> str:
-    """Set the new machine up and prove it; returns what failed, if anything did."""
-    # On all nodes, as all have to refuse the former machine's keys.
-    if not change.run("site.yml"):
+def renewed(change: Change, name: str, left_out: excluded.Entry) -> str:
+    """Sign the new machine's keys, and let all nodes refuse the former one's; returns what failed, if anything did."""
+    if not change.run("site.yml", "--limit", name, "--skip-tags", "slurm"):
         return "site.yml failed"
+    # The head gives the new machine no jobs yet.
+    excluded.end_proof(change.cluster.state, name, left_out, good=False)
+    if not change.run("site.yml"):
+        return "site.yml failed on the other nodes"
+    excluded.begin_proof(change.cluster.state, name, left_out)
     # What was measured is of the former machine.
-    if not change.run("playbooks/preflight.yml", "--extra-vars", "preflight_network=all"):
-        return "preflight failed"
-    return "" if change.is_proven([name]) else "its validation is red"
+    measured = change.run("playbooks/preflight.yml", "--extra-vars", "preflight_network=all")
+    return "" if measured else "preflight failed"
 
 
 def refuse_former(name: str, key: HostKey, cluster: ClusterFacts) -> None:
