@@ -5,6 +5,7 @@ description:
   - Runs on the control machine. The key is in a file of mode 0600, and never in a result.
 options:
   path: {description: The file., type: path, required: true}
+  nodes: {description: Those that need the same key at once., type: list, elements: str, required: true}
 """
 
 from pathlib import Path
@@ -15,6 +16,7 @@ from farandole.queue import key
 
 
 class ActionModule(LocalAction):
-    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Makes or checks the key."""
-        return {"changed": key.keep(Path(arguments["path"]), check_mode=self._task.check_mode)}
+        absent = [name for name in arguments["nodes"] if name not in variables["ansible_play_hosts"]]
+        return {"changed": key.keep(Path(arguments["path"]), absent, check_mode=self._task.check_mode)}

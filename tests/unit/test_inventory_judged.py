@@ -313,7 +313,9 @@ def test_keys_for_the_job_user_may_have_options_and_a_private_one_is_not_shown()
     putty = "PuTTY-User-Key-File-3: ssh-ed25519\nPrivate-Lines: 1\nSECRET"
     for bad, seen in (
         ([private], "a private key"), (private.splitlines(), "a private key"), ([putty], "'PuTTY-User"),
-        ([KEY[:-5]], "'ssh-ed25519 AAAA"), ([f'command="a {KEY}'], "'command="), (["~/.ssh/id_ed25519.pub"], "'~/"),
+        ([KEY[:-5]], "'ssh-ed25519 AAAA"),
+        ([f"{KEY}\xa0b"], "'ssh-ed25519 AAAA"), ([f"\u2003{KEY}"], "ssh-ed25519 AAAA"),
+        ([f'command="a {KEY}'], "'command="), (["~/.ssh/id_ed25519.pub"], "'~/"),
     ):  # fmt: skip
         findings = people(ssh_trust_login_keys=[*good, *bad])
         assert [(code, seen in cause, "SECRET" in cause) for code, cause in findings] == [

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.core.errors import FarandoleError
 from farandole.core.findings import FindingsError
 from farandole.queue import key
 
@@ -42,6 +43,23 @@ def test_a_former_key_is_never_used_again(tmp_path: Path) -> None:
     assert key.keep(second, check_mode=False) and not first.exists()
     assert key.keep(first, check_mode=False) and not second.exists()
     assert first.read_text() not in ("", known)
+
+
+def test_a_new_key_is_for_all_nodes_at_once(tmp_path: Path) -> None:
+    first, second = tmp_path / "munge.key", tmp_path / "munge-0123456789ab.key"
+    # Those that are not there have none.
+    assert key.keep(first, ["node-2"], check_mode=False)
+    assert not key.keep(first, ["node-2"], check_mode=False)
+    text = first.read_text()
+    for check_mode in (True, False):
+        with pytest.raises(FarandoleError, match="this run is without node-2, node-3: run site"):
+            key.keep(second, ["node-2", "node-3"], check_mode=check_mode)
+    assert first.read_text() == text and not second.exists()
+    key.forget(tmp_path)
+    with pytest.raises(FarandoleError, match="this run is without node-2"):
+        key.keep(first, ["node-2"], check_mode=False)
+    assert not first.exists() and key.keep(first, check_mode=False)
+    assert not key.keep(first, ["node-2"], check_mode=False)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a" * 255, "a" * 257, "a" * 255 + "\n\n", "a" * 200 + "\0" * 56, "ä" * 256])

@@ -541,6 +541,9 @@ def test_groups_that_are_apart_are_not_one_of_all_ranks(ports: list[list[str]], 
     assert judged(*told, nodes=1) == ("", "")
     # A program may have others besides, such as one of each node.
     assert judged(*([*words, "met Horovod 2"] for words in told)) == ("", "")
+    # Whoever imports mpi4py has met the others through MPI, and may not know it.
+    by_mpi = judged(*([*words, "uses mpi4py", "met MPI 2"] for words in told))
+    assert by_mpi[0].startswith("they met in groups") == apart
 
 
 def test_ranks_that_are_alone_are_no_groups() -> None:

@@ -333,7 +333,7 @@ def test_an_upgrade_is_remembered_until_its_end(
     done = iter([True] * good + [False] * 2)
     monkeypatch.setattr(Change, "run", lambda *_: next(done))
     with pytest.raises(FarandoleError, match="failed after its upgrade") as refused:
-        go(change, [[name]], "{}")
+        go(change, [[name]], "{}", lambda *_: "again")
     assert ("the head may give it jobs until" in str(refused.value)) == (name == "c")
     assert ("runs may be refused until this succeeds: farandole apply -i" in str(refused.value)) == (name != "c")
     assert ("As all depend on it, it is not" in str(refused.value)) == (name != "c")
@@ -361,7 +361,7 @@ def test_who_is_left_out_by_a_person_after_an_upgrade_has_begun_stays_so(
     change = changing(tmp_path)
     # Before its wave, and in the middle of it.
     with pytest.raises(FarandoleError, match="node-2: somebody has left out node-2 meanwhile"):
-        go(change, [["node-2"]], "{}")
+        go(change, [["node-2"]], "{}", lambda *_: "again")
     # Nothing but that the head hears of it.
     assert ran == ["site.yml"] and excluded.read(tmp_path) == {"node-2": left_out}
     assert change.upgrade(["node-3"], "{}") == "" and change.begun() == set()
@@ -459,7 +459,7 @@ def test_a_reboot_that_is_not_wanted_is_not_due(
     # It was cut off before its proof.
     changing(tmp_path).note_begun(["node-2"])
     monkeypatch.setattr(Change, "run", lambda *_: True)
-    monkeypatch.setattr(upgrade, "go", lambda _change, parts, _settings: went.extend(parts))
+    monkeypatch.setattr(upgrade, "go", lambda _change, parts, *_: went.extend(parts))
     command = ["upgrade", "-i", str(inventory), "--yes", "--canary", "node-3", "--reboot", reboot]
     assert CliRunner().invoke(app, command).exit_code == 0 and went == parts
 
@@ -480,7 +480,7 @@ def test_a_node_that_does_not_answer_costs_the_others_nothing(tmp_path: Path, mo
         return done.exit_code, f"{done.output}{done.exception}"
 
     monkeypatch.setattr(Change, "run", run)
-    monkeypatch.setattr(upgrade, "go", lambda _change, parts, _settings: went.extend(parts))
+    monkeypatch.setattr(upgrade, "go", lambda _change, parts, *_: went.extend(parts))
     code, said = upgraded("--yes")
     assert (code, went) == (1, [["node-2"]]) and "could not be asked, and so not upgraded: node-3\n" in said
     assert "upgraded: node-2\n" in said and "not upgraded: node-3; once all answer, to continue: farandole upg" in said
@@ -550,6 +550,8 @@ def test_another_stack_comes_first_and_on_all_nodes(tmp_path: Path, monkeypatch:
             r"to continue: farandole upgrade -i \S+ --user admin --hosts node-4 --wave 2 --canary node-4 "
             "--reboot never --wait 30$",
         ),
+        # What has been rebooted is not to be once more.
+        (["--reboot=always", "--yes"], r"to continue: farandole upgrade -i \S+ --hosts node-4 --reboot always$"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_what_was_meant_is_continued(
@@ -565,6 +567,22 @@ def test_what_cannot_be_meant_is_refused_and_what_was_meant_is_continued(
     answering(monkeypatch, {"node-4": ANSWER | {"packages": [["curl", "7", "8"]]}})
     error = CliRunner().invoke(app, ["upgrade", "-i", str(inventory), *options]).exception
     assert isinstance(error, FarandoleError) and re.search(said, str(error)), error
+
+
+def test_what_a_person_says_while_the_head_is_told_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inventory, late = inventory_of(tmp_path), excluded.by_person("dave", "smoke")
+    with excluded.changing(tmp_path) as entries:
+        entries["node-3"] = excluded.Entry(excluded.now(), "check", "", "clock-skewed", "late", "preflight")
+
+    def run(*_: object) -> bool:
+        with excluded.changing(tmp_path) as entries:
+            entries["node-3"] = late
+        return True
+
+    monkeypatch.setattr(Change, "run", run)
+    error = CliRunner().invoke(app, ["node", "include", "node-3", "--prove", "-i", str(inventory)]).exception
+    assert "somebody has said something else of it meanwhile" in str(error)
+    assert excluded.read(tmp_path) == {"node-3": late}
 
 
 def test_a_second_operator_is_refused(tmp_path: Path) -> None:

@@ -109,7 +109,10 @@ def include(
         with module.alone(known.state):
             why = "the head could not be told to leave it out"
             # It may not know yet.
-            if change.tell_head():
+            told = change.tell_head()
+            if excluded.read(known.state).get(name) != entry:
+                why = "somebody has said something else of it meanwhile"
+            elif told:
                 why = change.brought_back({name: entry}, lambda: change.returning([name]))
                 why += change.untold() if why else ""
         if why:

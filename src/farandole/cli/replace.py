@@ -62,9 +62,9 @@ def replace(
         if not begun:
             refuse_former(name, key, cluster)
             confirm(name, address, key, host_key)
+            remember(file, host, key)
             # The former machine knows the queue's.
             forget(cluster.state / "slurm")
-            remember(file, host, key)
         left_out = dataclasses.replace(
             excluded.by_person(person(), "it was replaced, and is not proven yet"), code=CODE
         )

@@ -2,9 +2,10 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -66,7 +67,14 @@ def upgrade(
         "--reboot": reboot if reboot != "needed" else "",
         "--wait": wait if wait != DAY_M else "",
     }
-    change = Change(inventory, login, cluster, f"farandole upgrade {as_given(inventory, login, more)}")
+
+    def again(*left: str) -> str:
+        # Those that have been rebooted already are not to be once more.
+        rest = {"--hosts": ",".join(left), "--canary": canary if canary in left else ""}
+        options = {**more, **rest} if left and reboot is Reboot.always else more
+        return f"farandole upgrade {as_given(inventory, login, options)}"
+
+    change = Change(inventory, login, cluster, again())
     names = chosen(change, hosts, canary)
     with alone(cluster.state):
         out = [name for name, entry in excluded.read(cluster.state).items() if not entry.by_upgrade and name in names]
@@ -107,7 +115,7 @@ def upgrade(
         confirm(yes)
         if switch:
             switch_all(change, locked)
-        go(replace(change, late=behind & left_out), parts, settings)
+        go(replace(change, late=behind & left_out), parts, settings, again)
         typer.echo(f"upgraded: {several([*todo, *switch])}")
         if silent:
             raise FarandoleError(f"not upgraded: {several(silent)}; once all answer, to continue: {change.again}")
@@ -170,7 +178,7 @@ def asked(change: Change, names: Sequence[str], *, as_json: bool) -> dict[str, D
     else:
         failed = not change.run(PLAYBOOK, *limit)
     every = noted(change.cluster.state)
-    if failed and change.cluster.head not in every:
+    if failed and (not every or (change.cluster.head in names and change.cluster.head not in every)):
         raise typer.Exit(1)
     return {name: every[name] for name in asks if name in every}
 
@@ -205,9 +213,10 @@ def switch_all(change: Change, stack: str) -> None:
         )
 
 
-def go(change: Change, parts: Sequence[Sequence[str]], settings: str) -> None:
-    """Upgrade one wave after the other, until one fails."""
+def go(change: Change, parts: Sequence[Sequence[str]], settings: str, again: Callable[..., str]) -> None:
+    """Upgrade one wave after the other, until one fails; what continues it depends on those that are left."""
     for number, part in enumerate(parts, 1):
+        change = replace(change, again=again(*chain(*parts[number - 1 :])))
         typer.echo(f"wave {number} of {len(parts)}: {several(part)}, proven with {change.partner(part)}")
         if why := change.upgrade(part, settings):
             change.leave_out(part, why)

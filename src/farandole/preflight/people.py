@@ -72,13 +72,14 @@ def judge_person(person: Person, taken: dict[str, str], uids: dict[int, str]) ->
 
 def key_fault(line: str) -> str:
     """What a line is, if it is not a single public key; shows nothing of a private one."""
-    text = line.strip()
+    text = line.strip(" \t\r\n")
     if "PRIVATE KEY" in text:
         return "a private key, which you should replace now"
     if CONTROL.search(text):
         return "several lines"
     kind, _, rest = text.partition(" ")
-    key = " ".join((kind, *rest.split()[:1]))
+    # What looks like a blank is none to sshd.
+    key = f"{kind} {rest.lstrip(' ').partition(' ')[0]}"
     try:
         serialization.load_ssh_public_key(key.encode())
     except (ValueError, UnsupportedAlgorithm):
@@ -91,7 +92,7 @@ def login_fault(entries: Sequence[str]) -> str:
     text = "\n".join(entries)
     if "PRIVATE KEY" in text:
         return key_fault(text)
-    lines = [line.strip().replace("\t", " ") for line in text.split("\n")]
+    lines = [line.strip(" \t\r\n").replace("\t", " ") for line in text.split("\n")]
     keys = [line for line in lines if line and not line.startswith("#")]
     return next((why for line in keys if (why := key_fault(line)) and key_fault(OPTIONS.sub("", line))), "")
 

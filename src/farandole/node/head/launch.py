@@ -201,9 +201,11 @@ class Reports:
         groups = {name: count for count, name in met if not name.endswith(HERE) or nodes == 1}
         local = [name.removesuffix(HERE) for _, name in met if name.endswith(HERE)]
         used = sorted(word.removeprefix("uses ") for word in told if word.startswith("uses "))
+        ways: tuple[str, ...] = ("torch.distributed",)
         if {*used} > {"mpi4py"}:
             # Others import mpi4py only to see whether MPI has started them.
             used.remove("mpi4py")
+            ways = ("torch.distributed", "MPI")
             groups = {name: count for name, count in groups.items() if (name, count) != ("MPI", 1)}
         in_accelerate = groups.pop("Accelerate", 0)
         largest = max(groups.values(), default=0)
@@ -219,7 +221,7 @@ class Reports:
             name = next(iter(groups))
             return f"in each of them {name} knew of one rank", cure(name)
         ports = [found for said in self.said.values() if (found := {*said["told"]} & {*filter(AT.match, told)})]
-        other_ways = max((count for name, count in groups.items() if name != "torch.distributed"), default=0)
+        other_ways = max((count for name, count in groups.items() if name not in ways), default=0)
         if other_ways < size and nodes > 1 and any(ports[0].isdisjoint(other) for other in ports[1:]):
             return "they met in groups that know nothing of each other", cure("torch.distributed")
         if not groups and local:
