@@ -53,6 +53,7 @@ def counter(step: int) -> str:
 TIME = f"0+30x{GOOD + BAD + AGAIN}"
 OF, LIAR_OF = 'instance="node-1"', 'instance="liar"'
 LINK = f'{OF},device="eth0"'
+JOB_CERTIFICATE = f'{OF},file="/x/id_job-cert.pub"'
 # That of a node which writes what it knows of itself, and for a while does not.
 OLD = f"0+30x{GOOD - 1} {30 * GOOD}x{BAD - 1} {30 * (GOOD + BAD)}+30x{AGAIN - 1}"
 # For each alert, the metrics that make it fire and stop.
@@ -67,7 +68,12 @@ SERIES = {
     },
     "alert-health": {f'farandole_fault{{{OF},what="x"}}': gauge("_", "1")},
     "alert-unit": {f'farandole_failed_unit{{{OF},unit="x.service"}}': gauge("_", "1")},
-    "alert-certificate": {f"farandole_certificate_days{{{OF}}}": gauge("300", "13")},
+    "alert-certificate": {
+        f"farandole_certificate_days{{{JOB_CERTIFICATE}}}": gauge("300", "13"),
+        f"farandole_certificate_lifetime_days{{{JOB_CERTIFICATE}}}": gauge("366", "366"),
+        f'farandole_certificate_days{{{OF},file="/x/host-cert.pub"}}': gauge("3000", "3000"),
+        f'farandole_certificate_lifetime_days{{{OF},file="/x/host-cert.pub"}}': gauge("3651", "3651"),
+    },
     "alert-link-flaps": {f"node_network_carrier_changes_total{{{LINK}}}": counter(1)},
     "alert-link-slower": {f"node_network_speed_bytes{{{LINK}}}": gauge("1.25e9", "1.25e8")},
     "alert-link-errors": {
@@ -138,8 +144,8 @@ QUIET = [
     (
         "alert-certificate",
         {
-            f"farandole_certificate_days{{{OF}}}": gauge("30", "11"),
-            f"farandole_certificate_lifetime_days{{{OF}}}": gauge("30", "30"),
+            f"farandole_certificate_days{{{JOB_CERTIFICATE}}}": gauge("30", "11"),
+            f"farandole_certificate_lifetime_days{{{JOB_CERTIFICATE}}}": gauge("30", "30"),
         },
     ),
 ]
@@ -205,7 +211,9 @@ def test_without_the_firewall_it_is_refused(cluster: Cluster) -> None:
 def test_all_nodes_are_watched_and_a_second_run_changes_nothing(site: Cluster) -> None:
     until(lambda: len(prometheus(site, "up == 1")) == NODES, 60)
     assert {one["instance"] for one in prometheus(site, "up == 1")} == {"node-1", "node-2", "node-3"}
-    until(lambda: len(prometheus(site, "farandole_certificate_days > 14")) == NODES, 90)
+    until(lambda: len(prometheus(site, "count by (instance) (farandole_certificate_days > 14)")) == NODES, 90)
+    of_job_user = prometheus(site, 'farandole_certificate_days{file="/etc/farandole/ssh/id_job-cert.pub"} > 14')
+    assert [one["instance"] for one in of_job_user] == ["node-1"]
     again = site.play(*SITE)
     assert (again.rc, again.changes) == (0, set()), again.output
 

@@ -136,12 +136,20 @@ def test_a_command_that_cannot_be_killed_keeps_nothing_from_being_told(monkeypat
     assert time.monotonic() - begun < 0.9
 
 
-def test_how_long_a_certificate_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_long_each_certificate_of_a_node_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"ssh-keygen": ["        Valid: from 2026-01-01T00:00:00 to 2026-01-31T00:00:00"]}
     monkeypatch.setattr(metrics, "said", lambda *command: said.get(command[0], []))
     monkeypatch.setattr(metrics, "faults", lambda _: [])
-    told = {name: value for name, _, value in metrics.of_node(datetime(2026, 1, 21).timestamp())}
-    assert (told["farandole_certificate_days"], told["farandole_certificate_lifetime_days"]) == (10, 30)
+    monkeypatch.setattr(metrics, "KEYS", tmp_path)
+    (tmp_path / "id_jobs").mkdir()
+    keys = [tmp_path / name for name in ("id_job", "id_jobs/alice", "id_files")]
+    for path in (*keys, *(path.with_name(f"{path.name}.pub") for path in keys), tmp_path / "id_jobs/.alice.new"):
+        path.touch()
+    told = [sample for sample in metrics.of_node(datetime(2026, 1, 21).timestamp()) if "certificate" in sample[0]]
+    # The alert names it.
+    files = [{causes()["alert-certificate"].shows: f"{key}-cert.pub"} for key in (metrics.HOST_KEY, *keys)]
+    numbers = {"farandole_certificate_days": 10, "farandole_certificate_lifetime_days": 30}
+    assert told == [(name, labels, value) for labels in files for name, value in numbers.items()]
 
 
 def test_a_node_that_cannot_learn_of_its_units_or_certificate_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +158,21 @@ def test_a_node_that_cannot_learn_of_its_units_or_certificate_says_so(monkeypatc
         monkeypatch.setattr(metrics, "said", lambda *command, silent=silent: None if command[0] == silent else [])
         told = [labels["what"] for name, labels, _ in metrics.of_node(0) if name == "farandole_fault"]
         assert [word in what for what in told] == [True], told
+
+
+def test_a_key_without_its_certificate_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "KEYS", tmp_path)
+    monkeypatch.setattr(metrics, "HOST_KEY", tmp_path / "id_job")
+    monkeypatch.setattr(metrics, "faults", lambda _: [])
+    ca, key, lost = (tmp_path / name for name in ("ca", "id_job", "id_files"))
+    for path in (ca, key, lost):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+    signed = ("-I", "x", "-n", "trainer", "-V", "-1d:+10d", f"{key}.pub")
+    subprocess.run(["ssh-keygen", "-q", "-s", ca, *signed], check=True)
+    told = list(metrics.of_node(time.time()))
+    days = {labels["file"]: round(value) for name, labels, value in told if name == "farandole_certificate_days"}
+    wrong = [labels["what"] for name, labels, _ in told if name == "farandole_fault" and "cert" in labels["what"]]
+    assert (days, wrong) == ({f"{key}-cert.pub": 10}, [f"{lost}-cert.pub cannot be read; run site.yml"])
 
 
 def test_the_head_tells_of_slots_jobs_and_its_depot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

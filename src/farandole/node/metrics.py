@@ -1,4 +1,4 @@
-"""Write what Prometheus's node exporter cannot see: this node's health, units, certificate and GPUs; the head's slots.
+"""Write what Prometheus's node exporter cannot see: a node's health, units, certificates and GPUs; the head's slots.
 
 A timer starts this every minute, as root.
 """
@@ -19,7 +19,9 @@ from farandole.node.head import status
 from farandole.node.health import CHECKS, LIMIT, faults
 
 FILE = Path("/var/lib/farandole/metrics/node.prom")
-CERTIFICATE = Path("/etc/ssh/ssh_host_ed25519_key-cert.pub")
+HOST_KEY = Path("/etc/ssh/ssh_host_ed25519_key")
+# Of the job user, of people, and of root, who mounts homes of the head.
+KEYS, OTHER_KEYS = Path("/etc/farandole/ssh"), ("id_job", "id_jobs/*", "id_files")
 REBOOT = Path("/run/reboot-required")
 GPU = {
     "farandole_gpu_busy_percent": "utilization.gpu",
@@ -48,25 +50,30 @@ def said(*command: str) -> list[str] | None:
     return None
 
 
+def certificates() -> list[str]:
+    """Where the certificates of this node's keys have to be; private keys are the files without a suffix."""
+    others = [path for pattern in OTHER_KEYS for path in sorted(KEYS.glob(pattern)) if not path.suffix]
+    return [f"{key}-cert.pub" for key in (HOST_KEY, *others)]
+
+
 def of_node(now: float) -> Iterator[Sample]:
     """What this node says of itself."""
     failed = said("systemctl", "--failed", "--plain", "--no-legend")
-    certificate = said("ssh-keygen", "-L", "-f", str(CERTIFICATE))
+    read = {file: said("ssh-keygen", "-L", "-f", file) for file in certificates()}
     found = faults(CHECKS)
     # Otherwise silence would count as health.
     if failed is None:
         found.append("systemctl does not say which units have failed; run  systemctl --failed")
-    if certificate is None:
-        found.append(f"{CERTIFICATE} cannot be read; run site.yml")
+    found += [f"{file} cannot be read; run site.yml" for file, lines in read.items() if lines is None]
     yield from (("farandole_fault", {"what": why}, 1) for why in found[:MOST])
     units = [line.split()[0] for line in failed or [] if line.strip()]
     yield from (("farandole_failed_unit", {"unit": unit}, 1) for unit in units[:MOST])
     yield "farandole_reboot_required", {}, float(REBOOT.exists())
-    for line in certificate or []:
-        if valid := re.search(r"Valid: from (\d\S+) to (\d\S+)", line):
+    for file, lines in read.items():
+        if valid := re.search(r"Valid: from (\d\S+) to (\d\S+)", "\n".join(lines or [])):
             begin, end = (datetime.fromisoformat(time).timestamp() for time in valid.groups())
-            yield "farandole_certificate_days", {}, round((end - now) / 86400, 2)
-            yield "farandole_certificate_lifetime_days", {}, round((end - begin) / 86400, 2)
+            yield "farandole_certificate_days", {"file": file}, round((end - now) / 86400, 2)
+            yield "farandole_certificate_lifetime_days", {"file": file}, round((end - begin) / 86400, 2)
     asked = f"--query-gpu=index,{','.join(GPU.values())}"
     for line in (said("nvidia-smi", asked, "--format=csv,noheader,nounits") or [])[:MOST]:
         index, *values = (word.strip() for word in line.split(","))
