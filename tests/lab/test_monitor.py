@@ -369,6 +369,8 @@ def look(cluster: Cluster) -> None:
             # What was found in a month, how often and for how long.
             found = session.run("return document.getElementById('lemons').innerText")
             assert re.search(r"^node-2\s+alert-unit\s+1\s+\d", found, re.MULTILINE), found
+            # It fires on the head.
+            assert "alert-verdict" not in found
             session.picture(cluster.state / "monitor.png")
     finally:
         way.terminate()

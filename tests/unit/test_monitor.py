@@ -62,6 +62,13 @@ def test_each_alert_has_a_text_about_its_node() -> None:
         parse("- {code: x, seen: monitor, what: x, cure: x}")
 
 
+def test_what_does_not_speak_against_a_node_is_not_counted_against_it() -> None:
+    selected = re.findall(r'\bALERTS{alertstate="firing",alertname!~"(.*?)"}', settings.page())
+    assert len(selected) == settings.page().count("ALERTS{") == 1 and settings.page().count("(${fired}[30d") == 2
+    left = {rule["alert"] for rule in rules_of_alerts() if re.fullmatch(selected[0], rule["alert"])}
+    assert left == {"alert-left-out", "alert-verdict"}
+
+
 def test_what_this_machine_knows(tmp_path: Path) -> None:
     cluster = {"state": str(tmp_path), "trusted": ["node-1", "node-2"], "excluded": {"node-2": "bad"}}
     cluster["members"] = ["node-1"]
