@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import yaml
@@ -27,6 +27,7 @@ UNITS = "farandole-prometheus farandole-node-exporter farandole-metrics.timer"
 GOOD, BAD, AGAIN = 20, 200, 200
 # Minutes at which the alert is off, on, and off again.
 BEFORE, DURING, AFTER = 8, 105, 195
+DAY = 24 * 60
 # What root on a node can let Prometheus read.
 LIAR = """
 import http.server
@@ -151,19 +152,25 @@ QUIET = [
 ]
 
 
-def promtool(code: str, series: dict[str, str], firing: list[int]) -> dict[str, object]:
+def promtool(
+    code: str,
+    series: dict[str, str],
+    firing: list[int],
+    minutes: Sequence[int] = (BEFORE, DURING, AFTER),
+    interval: str = "30s",
+) -> dict[str, object]:
     """A test of promtool's: at which minutes an alert fires, also beside a node that sends everything twice."""
     expression = f'count by (instance) (ALERTS{{alertname="{code}",alertstate="firing"}})'
     samples = [{"labels": f"{{{of}}}", "value": 1} for of in (OF, LIAR_OF)]
     twice = [f'{LIAR_OF},severity="{word}",alertname="{word}"' for word in "ab"]
     return {
-        "interval": "30s",
+        "interval": interval,
         "input_series": [
             {"series": name.replace(OF, of), "values": values} for name, values in series.items() for of in (OF, *twice)
         ],
         "promql_expr_test": [
             {"expr": expression, "eval_time": f"{minute}m", "exp_samples": samples if minute in firing else []}
-            for minute in (BEFORE, DURING, AFTER)
+            for minute in minutes
         ],
     }
 
@@ -281,7 +288,18 @@ def test_each_alert_fires_and_stops(site: Cluster) -> None:
     tests = [promtool(code, series, [DURING]) for code, series in SERIES.items()]
     tests += [promtool(code, series, [DURING]) for code, series in ALSO]
     tests += [promtool(code, series, []) for code, series in QUIET]
-    text = yaml.safe_dump({"rule_files": ["rules.yml"], "evaluation_interval": "30s", "tests": tests})
+    prove_alerts(site, "30s", tests)
+
+
+def test_a_slow_link_is_told_for_months(site: Cluster) -> None:
+    series = {f"node_network_speed_bytes{{{LINK}}}": f"1.25e9x{GOOD} 1.25e8x{80 * 24} 1.25e9x{4 * 24}"}
+    slow, mended = [10 * DAY, 80 * DAY], 83 * DAY
+    prove_alerts(site, "1h", [promtool("alert-link-slower", series, slow, [*slow, mended], "1h")])
+
+
+def prove_alerts(site: Cluster, interval: str, tests: list[dict[str, object]]) -> None:
+    """Whether promtool finds that alerts fire as these tests say."""
+    text = yaml.safe_dump({"rule_files": ["rules.yml"], "evaluation_interval": interval, "tests": tests})
     for name, content in (("rules.yml", rules()), ("test.yml", text)):
         encoded = base64.b64encode(content.encode()).decode()
         assert (
