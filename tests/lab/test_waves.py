@@ -288,8 +288,13 @@ def test_a_new_machine_takes_the_place_of_one_that_is_gone(site: Cluster) -> Non
     site.farandole("node exclude", "node-4", "--why", "its board is broken")
     key = site.console("node-4", print_of).stdout.strip()
     assert "--host-key" in site.farandole("replace", "node-4").stderr
+    batch = "sbatch --parsable --nodes=2 --nodelist=node-2,node-3 --output=/dev/null --wrap='srun sleep 3000'"
+    job = site.ssh("node-1", "runuser", "-l", "trainer", "-c", batch).stdout.strip()
     done = site.farandole("replace", "node-4", "--host-key", key)
     assert done.returncode == 0, done.stdout + done.stderr
+    # It is proven first, and jobs on other nodes go on while the queue gets a new key.
+    assert re.search(r"^queue\.node-4 +not measured .* the queue gives it no jobs now$", done.stdout, re.MULTILINE)
+    assert site.shell("node-1", f"squeue --noheader --format=%T --jobs={job}; scancel {job}").stdout == "RUNNING\n"
     assert site.farandole("status").returncode == 0
     assert of_queue().stdout != known
     everywhere = site.ssh("node-1", "runuser", "-l", "trainer", "-c", "srun --nodes=4 hostname")
