@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from farandole.cli import history
 from farandole.cli.app import app
 from farandole.core.errors import FarandoleError
-from farandole.inventory import run_lock, state
+from farandole.inventory import excluded, run_lock, state
 from farandole.watch import events
 
 from .test_watched import CONTROL, HOSTILE
@@ -216,3 +216,20 @@ def test_the_verdict_stands_with_the_validation_that_came_to_it(mine: Path, make
     assert (joined["kind"], joined["who"]) == ("playbook", "alice@desk")
     assert joined["how"].split("; ")[0] == "green"
     assert joined["how"].count("green") == 1
+
+
+def test_nodes_that_were_left_out_are_told(mine: Path) -> None:
+    folder = state.state_folder(mine)
+    with excluded.changing(folder) as entries:
+        entries["node-1"] = excluded.Entry("2026-01-02T02:00:00Z", "check", "", "clock-skewed", "late", "preflight")
+        entries["node-2"] = excluded.Entry("2026-01-01T02:00:00Z", "person", "carol", "", "its fan", "")
+    with excluded.changing(folder) as entries:
+        del entries["node-1"]
+    with (folder / excluded.FORMER).open("a") as log:
+        log.write('["node-3", "yesterday", "x", {}]\n["node')
+    of_1 = told(mine, "--node", "node-1")
+    assert [(event["what"], event["how"]) for event in of_1] == [
+        ("node exclude node-1", "late"), ("node include node-1", "it takes part again"),
+    ]  # fmt: skip
+    assert of_1[0]["who"] == "preflight" and of_1[1]["who"] == run_lock.person()
+    assert [event["what"] for event in told(mine)] == ["node exclude node-2", *(event["what"] for event in of_1)]

@@ -231,10 +231,14 @@ def verdicts(state: Path) -> Iterator[tuple[float, str, tuple[str, ...]]]:
 
 
 def left_out(state: Path) -> Iterator[Entry]:
-    """The nodes that are left out now."""
-    for name, entry in excluded.read(state).items():
-        then = datetime.strptime(entry.since, TIME).replace(tzinfo=UTC).timestamp()
-        yield Entry(then, "node", entry.person or entry.measurement, f"node exclude {name}", entry.why, (name,))
+    """The nodes that are or were left out."""
+    back = [*excluded.former(state)]
+    out = [*((name, entry) for name, _, _, entry in back), *excluded.read(state).items()]
+    events = [(name, entry.since, entry.person or entry.measurement, "exclude", entry.why) for name, entry in out]
+    events += [(name, until, who, "include", "it takes part again") for name, until, who, _ in back]
+    for name, time, who, what, how in events:
+        then = datetime.strptime(time, TIME).replace(tzinfo=UTC).timestamp()
+        yield Entry(then, "node", who, f"node {what} {name}", how, (name,))
 
 
 # What the head says

@@ -5,7 +5,7 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,16 +15,20 @@ import yaml
 from farandole.core.errors import FarandoleError
 from farandole.core.files import write_private
 from farandole.core.findings import Finding, finding, refused
-from farandole.core.schema import UnfitError, fields, named, text, words, yes_or_no
+from farandole.core.schema import UnfitError, fields, named, row, text, words, yes_or_no
 from farandole.core.text import one_line
+from farandole.inventory.run_lock import person
 
 FILE = "excluded.yml"
+# Those that were, a line for each time.
+FORMER = "excluded.log"
 # Whoever proves nodes holds this lock.
 AT_WORK = ".upgrade.lock"
 HEADER = "# Nodes that are left out. To change this: farandole node exclude, include, confirm\n---\n"
 LONGEST = 1 << 20
 # The code of nodes that are left out because they are being upgraded, or because that failed.
 UPGRADE = "upgrade"
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 # How the nodes are checked before a run.
 PROBE = "preflight"
 
@@ -69,7 +73,7 @@ ENTRIES = named(
     words("[a-z0-9][a-z0-9-]{0,62}"),
     fields(
         {
-            "since": words(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
+            "since": words(TIME),
             "by": words("check|person"),
             "person": text(100),
             "code": words("[a-z0-9-]{0,64}"),
@@ -79,6 +83,9 @@ ENTRIES = named(
         {"proving": yes_or_no, "mended": yes_or_no},
     ),
 )
+
+# Checked again as one of those above.
+RETURNED = (words("[a-z0-9][a-z0-9-]{0,62}"), words(TIME), text(100), lambda entry: entry)
 
 
 def now() -> str:
@@ -95,6 +102,15 @@ def read(state: Path) -> dict[str, Entry]:
     entries = _all(state)
     proven = any(entry.proving for entry in entries.values()) and _at_work(state)
     return {name: entry for name, entry in entries.items() if not (entry.proving and proven)}
+
+
+def former(state: Path) -> Iterator[tuple[str, str, str, Entry]]:
+    """The nodes that were left out, as far as it can be read: until when, who took them back, and why they were."""
+    with suppress(OSError), (state / FORMER).open(errors="replace") as log:
+        for line in log:
+            with suppress(ValueError, RecursionError, UnfitError):
+                name, until, who, entry = row(*RETURNED)(json.loads(line))
+                yield name, until, who, Entry(**ENTRIES({name: entry})[name])
 
 
 def _all(state: Path) -> dict[str, Entry]:
@@ -142,6 +158,9 @@ def _rewriting(state: Path) -> Iterator[dict[str, Entry]]:
                         del entry[mark]
             content = yaml.safe_dump(plain, sort_keys=False, width=1000)
             write_private(state / FILE, HEADER + content, durable=True)
+            with (state / FORMER).open("a") as log:
+                for name in before.keys() - entries.keys():
+                    log.write(json.dumps([name, now(), person(), asdict(before[name])]) + "\n")
 
 
 @contextmanager
