@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farandole.cli.replace import confirm, refuse_former, remember
+from farandole.cli.change import Change, alone
+from farandole.cli.replace import confirm, refuse_former, remember, renewed
 from farandole.core.errors import FarandoleError
+from farandole.inventory import excluded
 from farandole.inventory.facts import describe
 from farandole.inventory.host_keys import HostKey, known
+from farandole.plays.playbook import Login
 from farandole.trust.certificates import public_text
 
 
@@ -63,3 +66,27 @@ def test_a_key_that_nobody_has_confirmed_is_refused(capsys: pytest.CaptureFixtur
         confirm("node-2", "192.0.2.3", key, "SHA256:x")
     with pytest.raises(FarandoleError, match="--host-key"):
         confirm("node-2", "192.0.2.3", key, "")
+
+
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_new_machine_gets_jobs_once_it_is_proven(
+    decided: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, left_out = list[tuple[str, bool]](), excluded.by_person("carol", "it was replaced")
+    late = excluded.by_person("dave", "smoke")
+
+    def run(_change: Change, playbook: str, *arguments: str) -> bool:
+        ran.append((" ".join((playbook, *arguments[:2])), "node-2" in excluded.read(tmp_path)))
+        if decided and len(ran) == 2:
+            with excluded.changing(tmp_path) as entries:
+                entries["node-2"] = late
+        return True
+
+    monkeypatch.setattr(Change, "run", run)
+    change = Change(tmp_path, Login(), describe({"cluster": ["node-1", "node-2"], "head": ["node-1"]}, tmp_path), "")
+    with alone(tmp_path):
+        why = change.brought_back({"node-2": left_out}, lambda: renewed(change, "node-2", left_out))
+    # The others learn of the new keys while it is left out.
+    assert ran[:2] == [("site.yml --limit node-2", False), ("site.yml", True)]
+    assert why == ("somebody has said something else of it meanwhile" if decided else "")
+    assert excluded.read(tmp_path) == ({"node-2": late} if decided else {})

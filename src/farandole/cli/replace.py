@@ -86,6 +86,8 @@ def renewed(change: Change, name: str, left_out: excluded.Entry) -> str:
     excluded.end_proof(change.cluster.state, name, left_out, good=False)
     if not change.run("site.yml"):
         return "site.yml failed on the other nodes"
+    if excluded.read(change.cluster.state).get(name) != left_out:
+        return "somebody has said something else of it meanwhile"
     excluded.begin_proof(change.cluster.state, name, left_out)
     # What was measured is of the former machine.
     measured = change.run("playbooks/preflight.yml", "--extra-vars", "preflight_network=all")
