@@ -26,6 +26,7 @@ from farandole.core.files import sha256
 from farandole.inventory import run_lock
 from farandole.plays import streaming
 from farandole.plays.streaming import SKIP, SilentError, transfer
+from farandole.queue import key
 
 from .authority import A, B
 from .loading import act
@@ -207,14 +208,16 @@ def test_a_newer_state_is_replaced_only_if_asked_and_what_is_revoked_stays(tmp_p
     mine = tmp_path / "mine"
     (mine / "ca/revoked_keys").write_text(f"{B} node-2\n")
     (mine / "ca/user_ca").write_text("later")
-    (mine / "excluded.yml").write_text("node-3: {}\n")
+    for name in ("excluded.yml", "excluded.log"):
+        (mine / name).write_text("node-3: {}\n")
+        (folder / "state" / name).write_text("node-4: {}\n")
     with pytest.raises(FarandoleError, match=r"is newer than .*: ca/revoked_keys \(1 more\); nothing was restored"):
         state.refuse_newer(tmp_path / "file", ABOUT, folder, mine, replace=False)
     state.refuse_newer(tmp_path / "file", ABOUT, folder, mine, replace=True)
     state.place(folder, mine, ABOUT)
     state.refuse_newer(tmp_path / "file", ABOUT, folder, tmp_path / "none", replace=False)
-    texts = [(mine / name).read_text() for name in ("ca/revoked_keys", "ca/user_ca", "excluded.yml")]
-    assert texts == [f"{B} node-2\n", "secret", "node-3: {}\n"]
+    texts = [(mine / name).read_text() for name in ("ca/revoked_keys", "ca/user_ca", "excluded.yml", "excluded.log")]
+    assert texts == [f"{B} node-2\n", "secret", *["node-3: {}\n"] * 2]
 
 
 def test_a_restored_state_knows_no_key_of_the_queue_and_refuses_revoked_hosts(tmp_path: Path, folder: Path) -> None:
@@ -227,7 +230,8 @@ def test_a_restored_state_knows_no_key_of_the_queue_and_refuses_revoked_hosts(tm
     state.place(folder, mine, ABOUT)
     assert (mine / "ca/restored").read_text() == f"{ABOUT.made}\n"
     assert (mine / "ca/known_hosts").read_text() == f"@cert-authority * ca\n@revoked * {B}\n"
-    assert [path.name for path in (mine / "slurm").iterdir()] == ["h.json"]
+    # A new one is for all nodes at once.
+    assert {path.name for path in (mine / "slurm").iterdir()} == {"h.json", key.FORMER}
 
 
 @pytest.mark.parametrize(

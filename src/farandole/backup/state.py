@@ -10,7 +10,7 @@ from farandole.backup.file import About, lines
 from farandole.core.errors import FarandoleError
 from farandole.core.files import write_private
 from farandole.core.text import visible
-from farandole.inventory.excluded import FILE
+from farandole.inventory.excluded import FILE, FORMER
 from farandole.inventory.state import OWNER, WRITER
 from farandole.queue import key
 from farandole.trust.authority import AUTHORITIES, LEDGER, RESTORED, REVOKED
@@ -134,5 +134,5 @@ def place(folder: Path, state: Path, about: About) -> None:
             known = {**lines(path), **revoked}
             write_private(target, "".join(f"{line}\n" for line in known), durable=True)
         # A backup has the mark if it was made between a restore and the next run.
-        elif path.is_file() and name not in (*GROWING, MARK) and not (name == FILE and target.exists()):
+        elif path.is_file() and name not in (*GROWING, MARK) and not (name in (FILE, FORMER) and target.exists()):
             write_private(target, path.read_bytes(), durable=True)
