@@ -68,8 +68,9 @@ def replace(
         left_out = dataclasses.replace(
             excluded.by_person(person(), "it was replaced, and is not proven yet"), code=CODE
         )
-        steps = lambda: renewed(change, name, left_out) or change.returning([name])  # noqa: E731
-        if why := change.brought_back({name: left_out}, steps):
+        if why := change.brought_back(
+            {name: left_out}, lambda: renewed(change, name, left_out) or change.returning([name])
+        ):
             raise FarandoleError(
                 f"{name}: {why}{change.untold()}. It is left out of jobs; when that is mended, run again: {again}"
             )
