@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from farandole.cli import upgrade
 from farandole.cli.app import app
 from farandole.cli.change import PLAYBOOK, Change, alone
-from farandole.cli.upgrade import go, prove_mended
+from farandole.cli.proof import prove_mended
+from farandole.cli.upgrade import go
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory import excluded
 from farandole.inventory.facts import describe
@@ -234,7 +235,7 @@ def test_apply_takes_back_what_is_mended_once_it_is_proven(
     monkeypatch.setattr(Change, "run", run)
     nodes = [f"node-{number}" for number in range(1, 6)]
     cluster = describe({"cluster": nodes, "head": nodes[:1]}, tmp_path, revoked=["node-5"])
-    monkeypatch.setattr("farandole.cli.upgrade.cluster_of", lambda *_, **__: cluster)
+    monkeypatch.setattr("farandole.cli.proof.cluster_of", lambda *_, **__: cluster)
     prove_mended(tmp_path, Login(ask_become_pass=True), [], as_json=False)
     assert ran == []
     with nullcontext() if good else pytest.raises(FarandoleError, match="left out as before, node-2: its validation"):
@@ -316,7 +317,7 @@ def test_who_was_left_out_during_a_proof_of_several_is_named_alone(
         entries |= dict.fromkeys(["node-2", "node-3"], mended)
     monkeypatch.setattr(Change, "run", run)
     cluster = describe({"cluster": ["node-1", "node-2", "node-3"], "head": ["node-1"]}, tmp_path)
-    monkeypatch.setattr("farandole.cli.upgrade.cluster_of", lambda *_, **__: cluster)
+    monkeypatch.setattr("farandole.cli.proof.cluster_of", lambda *_, **__: cluster)
     with pytest.raises(FarandoleError, match="left out as before, node-3: somebody has left out node-3 meanwhile"):
         prove_mended(tmp_path, Login(), [], as_json=False)
     assert "taking part again: node-2\n" in capsys.readouterr().out

@@ -56,7 +56,7 @@ def apply(
     # To read the inventory takes longer than the log.
     if whole and not check and MENDED in (folder / LOG).read_text(errors="replace"):
         # It takes time to import.
-        import_module("farandole.cli.upgrade").prove_mended(
+        import_module("farandole.cli.proof").prove_mended(
             inventory, login, words({"--forks": forks}, extra_vars), as_json=as_json
         )
     if whole and not as_json:
