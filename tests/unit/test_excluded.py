@@ -269,9 +269,33 @@ def test_a_person_leaves_nodes_out_and_takes_them_back(inventory: Path) -> None:
     assert excluded.read(state)["node-4"].person
     shown = node(inventory, "list")
     assert all(word in shown for word in ("node-3", "fan", "node-4", "login-timeout", "no longer in the inventory"))
-    assert node(inventory, "include", "node-3").startswith("node-3 takes part again")
-    assert node(inventory, "include", "gone").startswith("gone takes part again")
+    assert node(inventory, "include", "node-3", "--unproven").startswith("node-3 takes part again; it was")
+    assert node(inventory, "include", "gone").startswith("gone takes part again; it was")
     assert [*excluded.read(state)] == ["node-4"]
+
+
+@pytest.mark.parametrize("entry", [PERSON, CONFIRMED, CHECK])
+def test_a_node_that_a_person_includes_is_left_out_until_it_is_proven(inventory: Path, entry: excluded.Entry) -> None:
+    state = inventory.parent / "state"
+    with excluded.changing(state) as entries:
+        entries["node-3"] = entry
+    assert "node-3 takes part again once it is proven; it was excluded since" in node(inventory, "include", "node-3")
+    included = replace(entry, included=True)
+    assert excluded.read(state) == {"node-3": included}
+    assert "included again, and not proven yet" in node(inventory, "list")
+    # Runs look at it again, and go on without it if it is bad.
+    passed = decide(entries={"node-3": included})
+    assert passed.entries == {"node-3": replace(included, mended=True)}
+    assert told(passed) == [("node-3", "node-mended", "warn")]
+    failed = decide(bad("node-3"), entries=passed.entries)
+    assert failed.entries == {"node-3": included}
+    assert [note for note in told(failed) if note[1] == "node-excluded"] == [("node-3", "node-excluded", "warn")]
+    # A person may think again.
+    assert node(inventory, "confirm", "node-3").startswith("node-3 stays out")
+    assert excluded.read(state)["node-3"].held
+    node(inventory, "include", "node-3")
+    assert node(inventory, "exclude", "node-3", "--why", "smoke").startswith("node-3 is left out")
+    assert excluded.read(state)["node-3"].held
 
 
 @pytest.mark.parametrize("decision", [["exclude", "node-3", "--why", "smoke"], ["confirm", "node-3"]])
@@ -300,6 +324,8 @@ def test_a_person_may_keep_a_node_that_an_upgrade_has_left_out(inventory: Path, 
         (["confirm", "node-5"], "node-5 already stays out until a person includes it"),
         (["include", "node-9"], "there is no node node-9"),
         (["include", "node-3"], "node-3 is not left out"),
+        (["include", "node-2", "--prove", "--unproven"], "--prove and --unproven: give one of them"),
+        (["include", "node-9", "--prove"], "there is no node node-9"),
         (["confirm", "node-9"], "there is no node node-9"),
         (["confirm", "node-3"], "node-3 is not left out; to do that: farandole node exclude"),
         (["confirm", "node-4"], "node-4 already stays out until a person includes it"),

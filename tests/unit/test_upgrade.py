@@ -211,14 +211,14 @@ def test_a_power_cut_leaves_a_node_out_that_was_being_proven(tmp_path: Path, lef
     assert "proving" not in (tmp_path / excluded.FILE).read_text()
 
 
-@pytest.mark.parametrize("good", [True, False])
+@pytest.mark.parametrize(("good", "included"), [(True, False), (False, False), (True, True)])
 def test_apply_takes_back_what_is_mended_once_it_is_proven(
-    good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    good: bool, included: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = excluded.Entry(excluded.now(), "check", "", "login-timeout", "it was off", "preflight")
     mended = replace(failed, mended=True)
     before = {
-        "node-2": mended,
+        "node-2": replace(mended, person="carol", included=True) if included else mended,
         "node-3": replace(mended, person="carol"),
         "node-4": failed,
         "gone": mended,

@@ -20,6 +20,8 @@ from farandole.inventory.variables import folder_of
 from farandole.plays.playbook import Login
 
 app = typer.Typer(no_args_is_help=True, help="Leave nodes out of runs and jobs, and take them back.")
+# Whether it passes the checks.
+AGAIN = {True: " (it passes again, and is not proven yet)", False: " (included again, and not proven yet)"}
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The node's name in the inventory.")]
 
 
@@ -35,9 +37,9 @@ def refuse_stranger(name: str, known: ClusterFacts) -> None:
         raise FarandoleError(f"there is no node {name}; the nodes are {', '.join(known.nodes)}")
 
 
-def next_step(inventory: Path) -> None:
+def next_step(inventory: Path, why: str = "so that the head knows it too") -> None:
     """Say when the nodes know it: farandole run asks here, but those who start jobs on the head read its hostfile."""
-    typer.echo(f"next, so that the head knows it too: farandole apply -i {shlex.quote(str(inventory))}")
+    typer.echo(f"next, {why}: farandole apply -i {shlex.quote(str(inventory))}")
 
 
 @app.command("list")
@@ -49,7 +51,7 @@ def show(inventory: Inventory) -> None:
         hand = entry.by == "person"
         gone = "" if name in known.nodes else " (no longer in the inventory)"
         who = [entry.person, ""] if hand else [entry.measurement, entry.person]
-        again = " (it passes again, and is not proven yet)" if entry.mended and not entry.person else ""
+        again = "" if entry.held else AGAIN[entry.mended] if entry.mended or entry.included else ""
         rows.append([f"{name}{gone}", entry.since, *who, entry.code, f"{entry.why}{again}"])
     typer.echo(on_terminal(table(rows)) if rows[1:] else "no node is left out")
 
@@ -69,8 +71,8 @@ def exclude(
     if not why.strip():
         raise FarandoleError("--why is empty")
     with excluded.changing(known.state) as entries:
-        if (entry := entries.get(name)) and not entry.by_upgrade:
-            more = "" if entry.person else f"; to keep it out until you include it: farandole node confirm {name}"
+        if (entry := entries.get(name)) and not (entry.by_upgrade or entry.included):
+            more = "" if entry.held else f"; to keep it out until you include it: farandole node confirm {name}"
             raise FarandoleError(f"{name} is already {on_terminal(entry.words)}{more}")
         entries[name] = excluded.by_person(person(), why)
     typer.echo(f"{name} is left out")
@@ -83,43 +85,57 @@ def include(
     name: Name,
     inventory: Inventory,
     *,
-    prove: Annotated[
-        bool, typer.Option("--prove", help="Set it up now, and take it back only if jobs on it and another node pass.")
-    ] = False,
+    prove: Annotated[bool, typer.Option("--prove", help="Set it up and run these jobs now.")] = False,
+    unproven: Annotated[bool, typer.Option("--unproven", help="Take it back without them.")] = False,
     login: Login,
 ) -> None:
-    """Take a node back, whoever excluded it; the next site.yml checks it and sets it up.
+    """Take a node back, whoever excluded it: once farandole apply has set it up, and jobs on it and another node pass.
 
     If sudo needs a password, set ansible_become_password for --prove: nobody is asked for it.
     """
+    if prove and unproven:
+        raise FarandoleError("--prove and --unproven: give one of them")
     known = cluster_of(inventory, write=True)
     with excluded.changing(known.state) as entries:
-        if name not in entries:
+        if prove or name not in entries:
             refuse_stranger(name, known)
+        if name not in entries:
             raise FarandoleError(f"{name} is not left out")
         entry = entries[name]
-        if not prove:
+        at_once = unproven or name not in known.nodes
+        if at_once:
             del entries[name]
+        elif not prove:
+            entries[name] = replace(entry, included=True)
     if prove:
-        # It takes time to import.
-        module = import_module("farandole.cli.change")
-        change = module.Change(
-            inventory, login, known, f"farandole node include {name} --prove {as_given(inventory, login)}"
-        )
-        with module.alone(known.state):
-            why = "the head could not be told to leave it out"
-            # It may not know yet.
-            told = change.tell_head()
-            if excluded.read(known.state).get(name) != entry:
-                why = "somebody has said something else of it meanwhile"
-            elif told:
-                why = change.brought_back({name: entry}, lambda: change.returning([name]))
-                why += change.untold() if why else ""
-        if why:
-            raise FarandoleError(f"{name}: {why}. It stays left out; when that is mended: {change.again}")
-    typer.echo(on_terminal(f"{name} takes part again; it was {entry.words}"))
-    if not prove:
+        prove_now(name, entry, known, inventory, login)
+    typer.echo(
+        on_terminal(f"{name} takes part again{'' if at_once or prove else ' once it is proven'}; it was {entry.words}")
+    )
+    if at_once:
         next_step(inventory)
+    elif not prove:
+        next_step(inventory, "to prove it")
+
+
+def prove_now(name: str, entry: excluded.Entry, known: ClusterFacts, inventory: Path, login: Login) -> None:
+    """Take a node back that is left out by this entry, if jobs on it and another one pass."""
+    # It takes time to import.
+    module = import_module("farandole.cli.change")
+    change = module.Change(
+        inventory, login, known, f"farandole node include {name} --prove {as_given(inventory, login)}"
+    )
+    with module.alone(known.state):
+        why = "the head could not be told to leave it out"
+        # It may not know yet.
+        told = change.tell_head()
+        if excluded.read(known.state).get(name) != entry:
+            why = "somebody has said something else of it meanwhile"
+        elif told:
+            why = change.brought_back({name: entry}, lambda: change.returning([name]))
+            why += change.untold() if why else ""
+    if why:
+        raise FarandoleError(f"{name}: {why}. It stays left out; when that is mended: {change.again}")
 
 
 @app.command()
@@ -131,7 +147,7 @@ def confirm(name: Name, inventory: Inventory) -> None:
         if entry is None:
             refuse_stranger(name, known)
             raise FarandoleError(f"{name} is not left out; to do that: farandole node exclude {name} --why REASON")
-        if entry.person and not entry.by_upgrade:
+        if entry.held and not entry.by_upgrade:
             raise FarandoleError(f"{name} already stays out until a person includes it: {on_terminal(entry.words)}")
-        entries[name] = replace(entry, person=person(), code="" if entry.by_upgrade else entry.code)
+        entries[name] = replace(entry, person=person(), included=False, code="" if entry.by_upgrade else entry.code)
     typer.echo(f"{name} stays out until a person includes it")

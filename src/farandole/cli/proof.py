@@ -20,7 +20,7 @@ def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json:
     same = as_given(inventory, login)
     change = Change(inventory, login, cluster, f"farandole apply {same}", more, as_json, everyone=True)
     entries = {name: entry for name, entry in excluded.read(cluster.state).items() if name in cluster.trusted}
-    mended = {name: entry for name, entry in entries.items() if entry.mended and not entry.person}
+    mended = {name: entry for name, entry in entries.items() if entry.mended and not entry.held}
     # A password would be asked for again and again.
     if not mended or login.ask_pass or login.ask_become_pass or login.ask_vault_pass:
         return

@@ -31,6 +31,7 @@ UPGRADE = "upgrade"
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 # How the nodes are checked before a run.
 PROBE = "preflight"
+MARKS = ("proving", "mended", "included")
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,18 @@ class Entry:
     proving: bool = False
     # It passes what it had failed, and takes part once it is proven.
     mended: bool = False
+    # A person wants it back.
+    included: bool = False
+
+    @property
+    def held(self) -> bool:
+        """Whether only a person takes it back."""
+        return bool(self.person) and not self.included
 
     @property
     def note(self) -> str:
         """The cause by which a run tells of it."""
-        return "node-set-aside" if self.person else "node-mended" if self.mended else "node-excluded"
+        return "node-set-aside" if self.held else "node-mended" if self.mended else "node-excluded"
 
     @property
     def by_upgrade(self) -> bool:
@@ -80,7 +88,7 @@ ENTRIES = named(
             "why": text(400),
             "measurement": words("[a-z0-9-]{0,32}"),
         },
-        {"proving": yes_or_no, "mended": yes_or_no},
+        dict.fromkeys(MARKS, yes_or_no),
     ),
 )
 
@@ -153,7 +161,7 @@ def _rewriting(state: Path) -> Iterator[dict[str, Entry]]:
             plain = json.loads(json.dumps({name: asdict(entry) for name, entry in entries.items()}))
             for entry in plain.values():
                 # Earlier versions do not know these.
-                for mark in ("proving", "mended"):
+                for mark in MARKS:
                     if not entry[mark]:
                         del entry[mark]
             content = yaml.safe_dump(plain, sort_keys=False, width=1000)
@@ -185,7 +193,7 @@ def end_proof(state: Path, name: str, entry: Entry, *, good: bool) -> None:
     with _rewriting(state) as entries:
         now = entries.get(name)
         decided = now is not None and not now.proving
-        if now and decided and (now.person or not entry.person):
+        if now and decided and (now.held or not entry.held):
             return
         if good and not decided:
             entries.pop(name, None)
@@ -234,7 +242,7 @@ class Checked:
 
 def set_aside(entries: Mapping[str, Entry], checked: Checked) -> list[Finding]:
     """Tell of the nodes that are not even asked, as only a person takes them back."""
-    return _noted({name: entry for name, entry in entries.items() if entry.person}, checked)
+    return _noted({name: entry for name, entry in entries.items() if entry.held}, checked)
 
 
 def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: Checked, *, exclude: bool) -> Decision:
@@ -294,8 +302,9 @@ def _about(problem: Finding) -> set[str]:
 
 
 def _healed(name: str, entry: Entry, bad: Collection[str], checked: Checked) -> bool:
-    """Whether only a check excluded a node, which has now passed the same one."""
-    return not entry.person and entry.measurement == checked.measurement and name in checked.tested and name not in bad
+    """Whether a node passes the check that excluded it, or any that a person waits for who wants it back."""
+    same = entry.included or entry.measurement == checked.measurement
+    return not entry.held and same and name in checked.tested and name not in bad
 
 
 def _culprits(stops: Sequence[Finding], checked: Checked) -> dict[str, Finding]:
@@ -327,6 +336,6 @@ def _goes_on(stops: Iterable[Finding], kept: Mapping[str, Entry], new: Collectio
     If most of the nodes fail, it is rarely their fault.
     """
     left = members(checked.cluster, kept, new)
-    wanted = members(checked.cluster, [name for name, entry in kept.items() if entry.person])
+    wanted = members(checked.cluster, [name for name, entry in kept.items() if entry.held])
     solved = all(_about(stop) & {*kept, *new} for stop in stops)
     return solved and len(left) >= 2 and 2 * len(left) >= len(wanted) and any(name in checked.tested for name in left)

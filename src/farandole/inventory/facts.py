@@ -71,7 +71,7 @@ def describe(
         builders=builders(groups),
         revoked=[*revoked],
         excluded={},
-        set_aside=[name for name, entry in entries.items() if entry.person],
+        set_aside=[name for name, entry in entries.items() if entry.held],
         trusted=trusted,
         members=trusted,
         left_out=[],

@@ -87,7 +87,7 @@ def check(
 ) -> Outcome:  # fmt: skip
     """Judge the nodes and their connections, and decide who is left out."""
     with excluded.changing(request.state) as entries:
-        asked = [name for name in checked.tested if name not in entries or not entries[name].person]
+        asked = [name for name in checked.tested if name not in entries or not entries[name].held]
         seen = _look(request, read(asked), hostvars, judge_stack)
         # Like role fabric: all nodes, whatever --limit says.
         members = excluded.members(checked.cluster, entries)
