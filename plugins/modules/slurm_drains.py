@@ -5,14 +5,16 @@ short_description: Drain the nodes that are left out
 description:
   - Drains nodes with the reason why they are left out. Running jobs there go on.
   - Takes back only nodes that this module has drained, and those that Slurm has drained because they had less than its
-    settings said, for which it was given what they have.
+    settings said, for which it was given what they have. One that was down as well stays down until it is proven.
 options:
   excluded: {description: Why each of these nodes is left out., type: dict, required: true}
+  proven: {description: These nodes may be down no longer., type: list, elements: str, required: true}
 """
 
 import re
 import shutil
 import time
+from collections.abc import Collection
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.farandole.cluster.plugins.module_utils.slurm import patient
@@ -25,33 +27,45 @@ LESS = re.compile(r"Low (RealMemory|CPUs|socket\*core\S*|TmpDisk)\b|gres/gpu cou
 PATIENCE_S = 20
 
 
-def nodes(printed: str) -> dict[str, tuple[bool, str]]:
-    """Whether each node is drained, and the reason, from `scontrol --oneliner show nodes`."""
+def nodes(printed: str) -> dict[str, tuple[str, str]]:
+    """The state of each node, and the reason, from `scontrol --oneliner show nodes`."""
     known = {}
     for line in printed.splitlines():
         name, flags = re.match(r"NodeName=(\S+)", line), re.search(r" State=(\S+)", line)
         reason = re.search(r" Reason=(.*?)(?: \[[^\]\[]*@[^\]\[]*\])?$", line.rstrip())
         if name and flags:
-            known[name[1]] = ("DRAIN" in flags[1], reason[1].strip() if reason else "")
+            known[name[1]] = (flags[1], reason[1].strip() if reason else "")
     return known
 
 
-def changes(known: dict[str, tuple[bool, str]], excluded: dict[str, str]) -> dict[str, tuple[str, str]]:
+def changes(
+    known: dict[str, tuple[str, str]], excluded: dict[str, str], proven: Collection[str] = ()
+) -> dict[str, tuple[str, str]]:
     """The state and reason to set, by node."""
     due = {}
-    for name, (drained, reason) in known.items():
+    for name, (flags, reason) in known.items():
+        drained, down = "DRAIN" in flags, "DOWN" in flags
         if name in excluded:
             wanted = re.sub(r'[\s"]+', " ", OURS + excluded[name])[:400].strip()
             if not drained or (reason.startswith((OURS, HEALTH)) and reason != wanted):
                 due[name] = ("drain", wanted)
-        elif drained and (reason.startswith(OURS) or LESS.match(reason)):
+        elif drained and down and name not in proven and LESS.match(reason):
+            due[name] = ("undrain", f"{OURS}it was down")
+        elif (drained and (reason.startswith(OURS) or LESS.match(reason))) or (down and not drained and name in proven):
             due[name] = ("resume", "")
     return due
 
 
 def main() -> None:
     """Compare and change."""
-    module = AnsibleModule(argument_spec={"excluded": {"type": "dict", "required": True}}, supports_check_mode=True)
+    module = AnsibleModule(
+        argument_spec={
+            "excluded": {"type": "dict", "required": True},
+            "proven": {"type": "list", "elements": "str", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    excluded, proven = module.params["excluded"], module.params["proven"]
     if module.check_mode and not shutil.which("scontrol"):
         # It would be installed before.
         module.exit_json(changed=False, changed_nodes=[])
@@ -59,7 +73,9 @@ def main() -> None:
     if code and not module.check_mode:
         module.fail_json(msg=f"slurmctld does not answer: {err.strip()}; see  journalctl --unit slurmctld")
     known, until = nodes(out), time.monotonic() + PATIENCE_S
-    wanted = changes(known, module.params["excluded"])
+    wanted = changes(known, excluded, proven)
+    if down := [name for name, (flags, _) in known.items() if "DOWN" in flags and name not in {*excluded, *proven}]:
+        module.warn(f"the queue gives {', '.join(down)} no jobs until farandole apply has proven them; see  sinfo -R")
     for name, (state, reason) in wanted.items() if not module.check_mode else ():
         settings = [f"NodeName={name}", f"State={state}", *([f"Reason={reason}"] if reason else [])]
         # A node whose settings have changed cannot be taken back until it has registered with them.

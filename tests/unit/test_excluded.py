@@ -287,7 +287,7 @@ def test_a_node_that_a_person_includes_is_left_out_until_it_is_proven(inventory:
     passed = decide(entries={"node-3": included})
     assert passed.entries == {"node-3": replace(included, mended=True)}
     assert told(passed) == [("node-3", "node-mended", "warn")]
-    failed = decide(bad("node-3"), entries=passed.entries)
+    failed = decide(bad("node-3"), entries={**passed.entries})
     assert failed.entries == {"node-3": included}
     assert [note for note in told(failed) if note[1] == "node-excluded"] == [("node-3", "node-excluded", "warn")]
     # A person may think again.

@@ -248,7 +248,7 @@ def test_the_jobs_of_a_queue_have_ended_before_it_is_removed(tmp_path: Path) -> 
     assert "not all jobs have ended within 1 s: 3 are left" in remove(1)["msg"]
 
 
-FULL = "farandole health: / is full"
+FULL, DRAIN = "farandole health: / is full", "IDLE+DRAIN"
 DRAINED = """NodeName=node-2 Arch=x86_64
    State=IDLE+DRAIN ThreadsPerCore=1
    Reason=farandole health: / is full [root@2026-01-01T00:00:00]
@@ -256,26 +256,32 @@ DRAINED = """NodeName=node-2 Arch=x86_64
 
 
 @pytest.mark.parametrize(
-    ("faults", "drained", "reason", "wanted"),
+    ("faults", "flags", "reason", "wanted"),
     [
-        ([], False, "", ("", "")),
-        (["/ is full"], False, "", ("drain", FULL)),
-        (["/ is full"], True, FULL, ("", "")),
-        (["/ is full", "x"], True, FULL, ("drain", f"{FULL}; also: x")),
-        ([], True, FULL, ("resume", "")),
+        ([], "IDLE", "", ("", "")),
+        (["/ is full"], "IDLE", "", ("drain", FULL)),
+        (["/ is full"], DRAIN, FULL, ("", "")),
+        (["/ is full", "x"], DRAIN, FULL, ("drain", f"{FULL}; also: x")),
+        ([], DRAIN, FULL, ("resume", "")),
         # Somebody else has drained it, as with farandole node exclude.
-        ([], True, "fan", ("", "")),
-        ([], True, "farandole: excluded: fan", ("", "")),
-        (["/ is full"], True, "fan", ("", "")),
-        # It is down for another reason, or somebody has taken it back although the fault is still there.
-        (["/ is full"], False, "fan", ("drain", FULL)),
-        ([], False, FULL, ("", "")),
+        ([], DRAIN, "fan", ("", "")),
+        ([], DRAIN, "farandole: excluded: fan", ("", "")),
+        (["/ is full"], DRAIN, "fan", ("", "")),
+        # Somebody has taken it back although the fault is still there.
+        (["/ is full"], "IDLE", FULL, ("drain", FULL)),
+        ([], "IDLE", FULL, ("", "")),
+        # It gets no jobs anyway, and none until it is proven, also if it was drained before.
+        (["/ is full"], "DOWN", "Not responding", ("", "")),
+        ([], "DOWN", "Not responding", ("", "")),
+        (["x"], "DOWN+DRAIN", FULL, ("drain", "farandole health: x")),
+        ([], "DOWN+DRAIN", FULL, ("undrain", "")),
+        ([], "DOWN", FULL, ("", "")),
     ],
 )
-def test_when_a_node_drains_itself(faults: list[str], drained: bool, reason: str, wanted: tuple[str, str]) -> None:
-    assert health.decide(faults, drained, reason) == wanted
-    assert health.state(DRAINED) == (True, FULL)
-    assert health.state("NodeName=node-2\n   State=IDLE\n") == (False, "")
+def test_when_a_node_drains_itself(faults: list[str], flags: str, reason: str, wanted: tuple[str, str]) -> None:
+    assert health.decide(faults, flags, reason) == wanted
+    assert health.state(DRAINED) == (DRAIN, FULL)
+    assert health.state("NodeName=node-2\n   State=IDLE\n") == ("IDLE", "")
 
 
 # A queue that has one node, and can be told to set nothing.
@@ -382,6 +388,31 @@ SICK = f"NodeName=d State=IDLE+DRAIN Partitions=normal Reason={health.OURS}/ is 
 def test_excluded_nodes_are_drained(excluded: dict[str, str], wanted: dict[str, tuple[str, str]]) -> None:
     drains = load("modules", "slurm_drains")
     assert drains.changes(drains.nodes(SHOWN + SICK), excluded) == wanted
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason", "before", "after"),
+    [
+        ("DOWN", "Not responding", (), ("resume", "")),
+        ("DOWN+NOT_RESPONDING", "Node unexpectedly rebooted", (), ("resume", "")),
+        # Whatever it has now, it was down.
+        ("DOWN+DRAIN", "Low RealMemory (reported:1 < 2)", ("undrain", "farandole: it was down"), ("resume", "")),
+        ("IDLE+DRAIN", "Low RealMemory (reported:1 < 2)", ("resume", ""), ("resume", "")),
+        # It was left out, and is no longer.
+        ("DOWN+DRAIN", "farandole: excluded: fan", ("resume", ""), ("resume", "")),
+        # A person has drained it.
+        ("DOWN+DRAIN", "fan", (), ()),
+    ],
+)
+def test_a_node_that_was_down_is_taken_back_once_it_is_proven(
+    flags: str, reason: str, before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    drains = load("modules", "slurm_drains")
+    known = drains.nodes(f"NodeName=a State={flags} Partitions=normal Reason={reason} [slurm@2026-01-01T00:00:00]\n")
+    assert drains.changes(known, {}).get("a", ()) == before
+    assert drains.changes(known, {}, ["a"]).get("a", ()) == after
+    # One that is left out is drained.
+    assert drains.changes(known, {"a": "fan"}, ["a"]).get("a", ("drain",))[0] == "drain"
 
 
 def test_what_slurmd_says_of_the_hardware(tmp_path: Path) -> None:

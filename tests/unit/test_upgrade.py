@@ -14,13 +14,15 @@ from typer.testing import CliRunner
 
 from farandole.cli import upgrade
 from farandole.cli.app import app
+from farandole.cli.apply import QUEUED
 from farandole.cli.change import PLAYBOOK, Change, alone
-from farandole.cli.proof import prove_mended
+from farandole.cli.proof import prove_lost, take_back
 from farandole.cli.upgrade import go
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory import excluded
 from farandole.inventory.facts import describe
 from farandole.inventory.run_lock import take, this_run
+from farandole.jobs.ask import Answer
 from farandole.plays.playbook import Login
 from farandole.plays.upgrade import Due, note, noted, shown, waves
 from farandole.stack.lock import identity, path_of, write
@@ -236,10 +238,11 @@ def test_apply_takes_back_what_is_mended_once_it_is_proven(
     nodes = [f"node-{number}" for number in range(1, 6)]
     cluster = describe({"cluster": nodes, "head": nodes[:1]}, tmp_path, revoked=["node-5"])
     monkeypatch.setattr("farandole.cli.proof.cluster_of", lambda *_, **__: cluster)
-    prove_mended(tmp_path, Login(ask_become_pass=True), [], as_json=False)
+    monkeypatch.setattr("farandole.cli.proof.prove_lost", lambda _: None)
+    take_back(tmp_path, Login(ask_become_pass=True), [], as_json=False)
     assert ran == []
     with nullcontext() if good else pytest.raises(FarandoleError, match="left out as before, node-2: its validation"):
-        prove_mended(tmp_path, Login(), ["--forks", "9"], as_json=False)
+        take_back(tmp_path, Login(), ["--forks", "9"], as_json=False)
     steps = [
         ("site.yml", "--limit", "node-2", "--forks", "9"),
         ("playbooks/validate.yml", "--tags", "quick", "--forks", "9"),
@@ -250,6 +253,72 @@ def test_apply_takes_back_what_is_mended_once_it_is_proven(
     assert ran == steps
     left = excluded.read(tmp_path)
     assert left == (before if not good else {name: entry for name, entry in before.items() if name != "node-2"})
+
+
+# What the head says of its queue.
+STATES = {
+    "node-2": "down: Not responding",
+    "node-3": "down*: Node unexpectedly rebooted",
+    "node-4": "down: farandole: it was down",
+    "node-5": "down: fan",
+    "node-6": "drained: farandole: excluded",
+    "node-7": "down: Not responding",
+    "node-8": "down: Not responding",
+    "stranger": "down: Not responding",
+}
+
+
+@pytest.mark.parametrize(("good", "head"), [(True, "idle"), (False, "idle"), (True, "down: Not responding")])
+def test_nodes_that_the_queue_has_lost_get_jobs_again_once_they_are_proven(
+    good: bool, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def run(_change: Change, playbook: str, *arguments: str) -> bool:
+        ran.append((playbook, *arguments))
+        return good
+
+    nodes = [f"node-{number}" for number in range(1, 9)]
+    cluster = describe({"cluster": nodes, "head": nodes[:1]}, tmp_path, revoked=["node-7"])
+    with excluded.changing(tmp_path) as entries:
+        entries |= dict.fromkeys(["node-8", *(["node-5", "node-6"] * (head != "idle"))], excluded.by_person("ada", "x"))
+    monkeypatch.setattr(Change, "run", run)
+    monkeypatch.setattr("farandole.cli.proof.host_variables", lambda _: {"node-1": {}})
+    monkeypatch.setattr("farandole.cli.proof.ask", lambda _: Answer(True, queue=[], no_jobs={"node-1": head, **STATES}))
+    change = Change(tmp_path, Login(), cluster, "farandole apply")
+    failed = r"the queue gives node-2 to node-4 no jobs: the validation is red; when that is mended: farandole apply"
+    with nullcontext() if good else pytest.raises(FarandoleError, match=failed):
+        prove_lost(change)
+    # After a power cut of all nodes, there is no other one.
+    lost = nodes[head == "idle" : 4]
+    steps = [
+        (
+            "playbooks/validate.yml",
+            "--tags",
+            "quick",
+            "--extra-vars",
+            f'{{"validation_hosts": "{",".join(nodes[:4])}"}}',
+        ),
+        ("site.yml", "--limit", "node-1", "--tags", "slurm", "--extra-vars", json.dumps({"slurm_proven": lost})),
+    ]
+    assert ran == (steps if good else steps[:1])
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [(Answer(False, why="no route"), "no route"), (Answer(True, queue="no contact"), "no contact")]
+)
+def test_a_queue_that_does_not_say_which_nodes_it_has_lost_is_told(
+    answer: Answer, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farandole.cli.proof.host_variables", lambda _: {"node-1": {}})
+    monkeypatch.setattr("farandole.cli.proof.ask", lambda _: answer)
+    with pytest.raises(FarandoleError, match=f"is not known: {why}; to ask again: again"):
+        prove_lost(changing(tmp_path))
+
+
+def test_apply_knows_by_its_log_if_there_is_a_queue() -> None:
+    role = yaml.safe_load((ROOT / "roles/slurm/tasks/set_up.yml").read_text())
+    assert f"slurm : {role[-1]['name']}]" == QUEUED
 
 
 def test_what_a_person_decides_during_a_proof_stays(
@@ -318,8 +387,9 @@ def test_who_was_left_out_during_a_proof_of_several_is_named_alone(
     monkeypatch.setattr(Change, "run", run)
     cluster = describe({"cluster": ["node-1", "node-2", "node-3"], "head": ["node-1"]}, tmp_path)
     monkeypatch.setattr("farandole.cli.proof.cluster_of", lambda *_, **__: cluster)
+    monkeypatch.setattr("farandole.cli.proof.prove_lost", lambda _: None)
     with pytest.raises(FarandoleError, match="left out as before, node-3: somebody has left out node-3 meanwhile"):
-        prove_mended(tmp_path, Login(), [], as_json=False)
+        take_back(tmp_path, Login(), [], as_json=False)
     assert "taking part again: node-2\n" in capsys.readouterr().out
     assert [*excluded.read(tmp_path)] == ["node-3"]
 

@@ -25,8 +25,8 @@ from farandole.plays.playbook import Login, viewed
 from farandole.watch.events import LOG, is_alive, latest, new_folder, run_of
 from farandole.watch.viewer import LOOK, Viewer
 
-# What a run says of a node that passes again what it had failed.
-MENDED = "[node-mended]"
+# What a run says of a node that passes again what it had failed, and what it does at the end where there is a queue.
+MENDED, QUEUED = "[node-mended]", "slurm : Drain excluded nodes and resume the others]"
 
 
 @with_login()
@@ -54,9 +54,10 @@ def apply(
         raise typer.Exit(status)
     whole = not (limit or tags or skip_tags)
     # To read the inventory takes longer than the log.
-    if whole and not check and MENDED in (folder / LOG).read_text(errors="replace"):
+    log = (folder / LOG).read_text(errors="replace") if whole and not check else ""
+    if MENDED in log or QUEUED in log:
         # It takes time to import.
-        import_module("farandole.cli.proof").prove_mended(
+        import_module("farandole.cli.proof").take_back(
             inventory, login, words({"--forks": forks}, extra_vars), as_json=as_json
         )
     if whole and not as_json:

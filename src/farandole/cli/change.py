@@ -90,10 +90,14 @@ class Change:
                 if name in entries and entries[name].by_upgrade:
                     entries.pop(name)
 
+    def others(self, names: Sequence[str]) -> list[str]:
+        """The other nodes that take part in jobs."""
+        out = excluded.read(self.cluster.state)
+        return [name for name in self.cluster.trusted if name not in names and name not in out]
+
     def partner(self, names: Sequence[str]) -> str:
         """A node that takes part in jobs, with which these are proven: the head if possible."""
-        out = excluded.read(self.cluster.state)
-        others = [name for name in self.cluster.trusted if name not in names and name not in out]
+        others = self.others(names)
         if not others:
             raise FarandoleError("a changed node is proven with one that takes part in jobs, and there is none")
         return self.cluster.head if self.cluster.head in others else others[0]
@@ -111,8 +115,8 @@ class Change:
                 excluded.end_proof(self.cluster.state, name, entry, good=False)
 
     def is_proven(self, names: Sequence[str]) -> bool:
-        """Run jobs on these nodes and another one."""
-        hosts = [self.partner(names), *names]
+        """Run jobs on these nodes and another one, if they are not all."""
+        hosts = [*names] if names[1:] and not self.others(names) else [self.partner(names), *names]
         pair = json.dumps({"validation_hosts": ",".join(hosts)})
         return self.run("playbooks/validate.yml", "--tags", "quick", "--extra-vars", pair) and self.are_in(hosts)
 

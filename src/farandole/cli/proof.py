@@ -1,5 +1,7 @@
-"""What `farandole apply` proves at its end."""
+"""What `farandole apply` proves at its end: nodes that were mended, and those that the queue had lost."""
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,18 +13,33 @@ from farandole.cli.options import as_given
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import several
 from farandole.inventory import excluded
+from farandole.inventory.variables import host_variables
+from farandole.jobs.ask import ask
+from farandole.jobs.login import login_to
 from farandole.plays.playbook import Login
 
+# How the queue tells of a node that it has lost, or that was down when it was taken back, and not of one that a person
+# has set down.
+WAS_DOWN = re.compile(r"down\*?: (?:Not responding|Node unexpectedly rebooted|farandole)")
 
-def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json: bool) -> None:
-    """Take nodes back that pass again what they had failed, if jobs on them and another one pass."""
+
+def take_back(inventory: Path, login: Login, more: Sequence[str], *, as_json: bool) -> None:
+    """Prove such nodes, and let them take part again."""
     cluster = cluster_of(inventory, write=True)
-    same = as_given(inventory, login)
-    change = Change(inventory, login, cluster, f"farandole apply {same}", more, as_json, everyone=True)
+    again = f"farandole apply {as_given(inventory, login)}"
+    change = Change(inventory, login, cluster, again, more, as_json, everyone=True)
+    # A password would be asked for again and again.
+    if not (login.ask_pass or login.ask_become_pass or login.ask_vault_pass):
+        prove_mended(change)
+        prove_lost(change)
+
+
+def prove_mended(change: Change) -> None:
+    """Take nodes back that pass the checks again, if jobs on them and another one pass."""
+    cluster, as_json = change.cluster, change.as_json
     entries = {name: entry for name, entry in excluded.read(cluster.state).items() if name in cluster.trusted}
     mended = {name: entry for name, entry in entries.items() if entry.mended and not entry.held}
-    # A password would be asked for again and again.
-    if not mended or login.ask_pass or login.ask_become_pass or login.ask_vault_pass:
+    if not mended:
         return
     names = [*mended]
     typer.echo(f"proven now, before they take part again: {several(names)}", err=as_json)
@@ -33,5 +50,34 @@ def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json:
     if back := [name for name in names if name not in still]:
         typer.echo(f"taking part again: {several(back)}", err=as_json)
     if out := [name for name in names if name in still]:
+        same = as_given(change.inventory, change.login)
         one = f"; to prove one alone: farandole node include {out[0]} --prove {same}" if out[1:] else ""
         raise FarandoleError(f"left out as before, {several(out)}: {why}; when that is mended: {change.again}{one}")
+
+
+def prove_lost(change: Change) -> None:
+    """Let the queue give jobs again to nodes that it had lost, if jobs on them and another one pass."""
+    cluster, names = change.cluster, lost(change)
+    if not names:
+        return
+    typer.echo(f"proven now, before the queue gives them jobs again: {several(names)}", err=change.as_json)
+    proven = ("--extra-vars", json.dumps({"slurm_proven": names}))
+    with alone(cluster.state):
+        why = "" if change.is_proven(names) else "the validation is red"
+        if not why and not change.run("site.yml", "--limit", cluster.head, "--tags", "slurm", *proven):
+            why = "the head could not be told"
+    if why:
+        raise FarandoleError(f"the queue gives {several(names)} no jobs: {why}; when that is mended: {change.again}")
+    typer.echo(f"the queue gives them jobs again: {several(names)}", err=change.as_json)
+
+
+def lost(change: Change) -> list[str]:
+    """The nodes that the queue has lost, and that have just been set up."""
+    cluster = change.cluster
+    known = host_variables(change.inventory.absolute())[cluster.head]
+    head, out = ask(login_to(cluster.head, known, change.login)), excluded.read(cluster.state)
+    if not head.up or isinstance(head.queue, str):
+        raise FarandoleError(
+            f"whether the queue has lost nodes is not known: {head.queue or head.why}; to ask again: {change.again}"
+        )
+    return [name for name in cluster.trusted if name not in out and WAS_DOWN.match(head.no_jobs.get(name, ""))]

@@ -152,7 +152,10 @@ def told(seen: Status, now: float) -> list[str]:
     elif LEFT_OUT in codes:
         lines.append(f"next, once a node is fixed: farandole node include NAME --prove {again}")
     elif NO_JOBS in codes:
-        lines.append("next, once a node is fixed, on the head: scontrol update nodename=NAME state=resume")
+        lines.append(f"next, once a node is fixed: farandole apply {again}")
+        lines.append(
+            "or, if a person has taken it from the queue, on the head: scontrol update nodename=NAME state=resume"
+        )
     return lines
 
 

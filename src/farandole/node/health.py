@@ -108,22 +108,25 @@ def scontrol(*arguments: str) -> str | None:
     return None if done.returncode else done.stdout
 
 
-def state(shown: str) -> tuple[bool, str]:
-    """Whether a node is drained, and for what reason."""
+def state(shown: str) -> tuple[str, str]:
+    """The state of a node, and for what reason."""
     flags = re.search(r"^ *State=(\S+)", shown, re.MULTILINE)
     reason = re.search(r"^ *Reason=(.*?)(?: \[[^\]\[]*@[^\]\[]*\])?$", shown, re.MULTILINE)
-    return bool(flags and "DRAIN" in flags[1]), reason[1] if reason else ""
+    return flags[1] if flags else "", reason[1] if reason else ""
 
 
-def decide(problems: list[str], drained: bool, reason: str) -> tuple[str, str]:
+def decide(problems: list[str], flags: str, reason: str) -> tuple[str, str]:
     """The state to set, if any, and its reason."""
+    drained, down = "DRAIN" in flags, "DOWN" in flags
     ours = drained and reason.startswith(OURS)
     if problems:
         wanted = OURS + "; also: ".join(problems)
         # Slurm joins lines, and a quotation mark would end the reason.
         wanted = re.sub(r'[\s"]+', " ", wanted)[:400].strip()
-        return ("", "") if drained and (reason == wanted or not ours) else ("drain", wanted)
-    return ("resume" if ours else ""), ""
+        told = reason == wanted or not ours if drained else down
+        return ("", "") if told else ("drain", wanted)
+    # It is down until it is proven.
+    return (("undrain" if down else "resume") if ours else ""), ""
 
 
 def main() -> int:
