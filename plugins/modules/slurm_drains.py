@@ -5,10 +5,10 @@ short_description: Drain the nodes that are left out
 description:
   - Drains nodes with the reason why they are left out. Running jobs there go on.
   - Takes back only nodes that this module has drained, and those that Slurm has drained because they had less than its
-    settings said, for which it was given what they have. One that was down as well stays down until it is proven.
+    settings said, for which it was given what they have. Those that were down stay so until they are proven.
 options:
   excluded: {description: Why each of these nodes is left out., type: dict, required: true}
-  proven: {description: These nodes may be down no longer., type: list, elements: str, required: true}
+  proven: {description: These nodes are proven., type: list, elements: str, default: []}
 """
 
 import re
@@ -49,9 +49,9 @@ def changes(
             wanted = re.sub(r'[\s"]+', " ", OURS + excluded[name])[:400].strip()
             if not drained or (reason.startswith((OURS, HEALTH)) and reason != wanted):
                 due[name] = ("drain", wanted)
-        elif drained and down and name not in proven and LESS.match(reason):
-            due[name] = ("undrain", f"{OURS}it was down")
-        elif (drained and (reason.startswith(OURS) or LESS.match(reason))) or (down and not drained and name in proven):
+        elif drained and (reason.startswith(OURS) or LESS.match(reason)):
+            due[name] = ("undrain", f"{OURS}it was down") if down and name not in proven else ("resume", "")
+        elif down and not drained and name in proven:
             due[name] = ("resume", "")
     return due
 
@@ -61,7 +61,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "excluded": {"type": "dict", "required": True},
-            "proven": {"type": "list", "elements": "str", "required": True},
+            "proven": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )

@@ -37,6 +37,7 @@ import os, torch.distributed as dist
 dist.init_process_group("gloo")
 print("rank", dist.get_rank(), "of", dist.get_world_size(), "node", os.environ.get("SLURM_NODEID"))
 """
+BATCH = ("--extra-vars", '{"slurm_partitions": [{"name": "batch"}]}')
 # A health check comes after this many seconds at the latest.
 INTERVAL = 5
 TRAINED = "2 workers on 2 machines: accuracy 0.9"
@@ -422,7 +423,7 @@ def test_jobs_go_on_while_a_node_joins_another_has_less_memory_and_the_partition
     cluster.ssh("node-2", "systemctl", "restart", "slurmd")
     until(lambda: reason(cluster, "node-2").startswith("Low RealMemory"))
     cluster.lab("up", "--nodes", "3")
-    cluster.play_ok(*QUICK, "--extra-vars", '{"slurm_partitions": [{"name": "batch"}]}')
+    cluster.play_ok(*QUICK, *BATCH)
     until(lambda: nodes(cluster).get("node-3") == "idle")
     assert "the partitions are: batch" in on_head(cluster, "sbatch --partition=normal --wrap=hostname").stderr
     assert told(cluster, job) in ("RUNNING", "COMPLETED")
@@ -433,7 +434,7 @@ def test_jobs_go_on_while_a_node_joins_another_has_less_memory_and_the_partition
     assert sorted(printed(cluster, joined).split()) == ["node-1", "node-2", "node-3"]
 
 
-def test_a_node_lost_in_mid_job_is_named(cluster: Cluster) -> None:
+def test_a_node_lost_in_mid_job_is_named_and_proven_before_it_gets_another_one(cluster: Cluster) -> None:
     job = submit(cluster, "--nodes=3", "--wrap='srun sleep 600'")
     again = submit(cluster, "--requeue", "--nodelist=node-3", "--wrap='sleep 20'")
     until(lambda: [told(cluster, number) for number in (job, again)] == ["RUNNING", "RUNNING"])
@@ -442,7 +443,21 @@ def test_a_node_lost_in_mid_job_is_named(cluster: Cluster) -> None:
     assert ended(cluster, job, 180) == "NODE_FAIL"
     assert nodes(cluster)["node-3"].startswith("down")
     cluster.lab("fault", "start", "node-3")
-    until(lambda: nodes(cluster)["node-3"] == "idle", 90)
+    until(lambda: nodes(cluster)["node-3"] == "down", 90)
+    # Its own check finds nothing bad.
+    time.sleep(2 * INTERVAL)
+    status = cluster.farandole("status")
+    assert "the queue gives it no jobs (down: Not responding)" in status.stdout
+    assert "next, to prove what was down: farandole apply" in status.stdout
+    # There is no time for the jobs.
+    failed = cluster.farandole("apply", *BATCH, "--extra-vars", "validation_seconds=1")
+    assert failed.returncode == 1
+    assert "the queue gives node-3 no jobs: the validation is red" in failed.stderr, failed.stdout + failed.stderr
+    assert nodes(cluster)["node-3"] == "down"
+    done = cluster.farandole("apply", *BATCH)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the queue gives them jobs again: node-3" in done.stdout
+    assert re.search(r"^queue\.node-3 +not measured .* the queue gives it no jobs now$", done.stdout, re.MULTILINE)
 
     # Only the job that asked for it starts again.
     def is_done() -> bool:
@@ -451,6 +466,7 @@ def test_a_node_lost_in_mid_job_is_named(cluster: Cluster) -> None:
 
     until(is_done, 300)
     assert told(cluster, job) == "NODE_FAIL"
+    assert nodes(cluster)["node-3"] == "idle"
 
 
 def test_another_key_is_replaced(cluster: Cluster) -> None:

@@ -398,8 +398,8 @@ def test_excluded_nodes_are_drained(excluded: dict[str, str], wanted: dict[str, 
         # Whatever it has now, it was down.
         ("DOWN+DRAIN", "Low RealMemory (reported:1 < 2)", ("undrain", "farandole: it was down"), ("resume", "")),
         ("IDLE+DRAIN", "Low RealMemory (reported:1 < 2)", ("resume", ""), ("resume", "")),
-        # It was left out, and is no longer.
-        ("DOWN+DRAIN", "farandole: excluded: fan", ("resume", ""), ("resume", "")),
+        # It is no longer left out.
+        ("DOWN+DRAIN", "farandole: excluded: fan", ("undrain", "farandole: it was down"), ("resume", "")),
         # A person has drained it.
         ("DOWN+DRAIN", "fan", (), ()),
     ],

@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from farandole.cli.status import LEFT_OUT, NO_JOBS, NOT_SET_UP, REVOKED, UPGRADING, NodeState, Status, judge, told
+from farandole.cli.status import (
+    LEFT_OUT,
+    NO_JOBS,
+    NOT_SET_UP,
+    REVOKED,
+    UNPROVEN,
+    UPGRADING,
+    NodeState,
+    Status,
+    judge,
+    told,
+)
 from farandole.jobs import ask
 from farandole.jobs.ask import Answer, answer_of
 from farandole.jobs.login import Head
@@ -25,6 +36,7 @@ SAYS: dict[str, Any] = {
 }
 HEAD = Answer(True, STACK, SAYS["slots"])
 DRAINS = Answer(True, STACK, SAYS["slots"], no_jobs={"node-2": "drained: its fan"})
+LOST = Answer(True, STACK, SAYS["slots"], no_jobs={"node-2": "down: Not responding"})
 
 
 def asked(*lines: str, status: int = 0) -> Answer:
@@ -105,6 +117,7 @@ def test_why_there_is_no_answer(output: str, status: int, code: str) -> None:
         (Answer(True, STACK), "its fan is broken", STACK, HEAD, LEFT_OUT),
         (Answer(True, STACK), "its fan is broken", STACK, DRAINS, LEFT_OUT),
         (Answer(True, STACK), "", STACK, DRAINS, NO_JOBS),
+        (Answer(True, STACK), "", STACK, LOST, UNPROVEN),
         (Answer(True, STACK, upgrading=True), "", STACK, HEAD, UPGRADING),
         (Answer(up=False, code="login-timeout"), "", STACK, HEAD, "login-timeout"),
         (Answer(up=False, code="login-timeout"), "its fan is broken", STACK, HEAD, "login-timeout"),

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from farandole.cli import upgrade
 from farandole.cli.app import app
 from farandole.cli.apply import QUEUED
-from farandole.cli.change import PLAYBOOK, Change, alone
+from farandole.cli.change import PLAYBOOK, Change, alone, proven
 from farandole.cli.proof import prove_lost, take_back
 from farandole.cli.upgrade import go
 from farandole.core.errors import FarandoleError, Interrupted
@@ -158,7 +158,7 @@ def test_a_node_that_is_not_proven_stays_left_out(
     ran: list[tuple[str, ...]] = []
 
     def run(_change: Change, playbook: str, *arguments: str) -> bool:
-        ran.append((playbook, *arguments[:4]))
+        ran.append((playbook, *arguments))
         if failing == 3 and len(ran) == 2:
             raise Interrupted("stop")
         return len(ran) != failing + 1
@@ -180,7 +180,7 @@ def test_a_node_that_is_not_proven_stays_left_out(
     # The head learns of it last, and before the node's slurmd starts, which the head's slurmctld has to know.
     ran = [step if step[0] == "site.yml" else step[:3] for step in ran]
     steps = [("site.yml", "--limit", "node-2", "--skip-tags", "slurm"), ("playbooks/validate.yml", "--tags", "quick")]
-    head = ("site.yml", "--limit", "node-1,node-2", "--tags", "fabric,slurm,monitoring")
+    head = ("site.yml", "--limit", "node-1,node-2", "--tags", "fabric,slurm,monitoring", *proven(["node-2"]))
     assert ran == (steps if failing == 3 else [*steps, head][: failing + 1])
     monkeypatch.setattr(Change, "run", lambda *_: True)
     assert back() == "" and excluded.read(tmp_path) == {}
@@ -602,6 +602,12 @@ def test_another_stack_comes_first_and_on_all_nodes(tmp_path: Path, monkeypatch:
         told,
     ]
     assert excluded.read(tmp_path)["node-3"].code == excluded.UPGRADE
+    # It may have been down.
+    failing = ""
+    assert "upgraded: node-2, node-3\n" in CliRunner().invoke(app, upgrade_it).stdout
+    assert ran[-1] == ("site.yml", "--limit", "node-3,node-1", *proven(["node-3"])[:2], "in")
+    with excluded.changing(tmp_path) as entries:
+        entries["node-3"] = replace(excluded.by_person("carol", "it is being upgraded"), code=excluded.UPGRADE)
     # Also if only the one that was left out is named: jobs begin with the stack of the head.
     answering(monkeypatch, dict.fromkeys(["node-1", "node-3"], lacks))
     due = CliRunner().invoke(app, ["upgrade", "-i", str(inventory), "--check", "--hosts", "node-3"]).stdout

@@ -128,7 +128,7 @@ class Change:
     def tell_head(self, *back: str) -> bool:
         """Let the queue, those who start jobs on the head, and nodes that are back know who takes part; jobs go on."""
         limit = [] if self.everyone else ["--limit", ",".join(dict.fromkeys([self.cluster.head, *back]))]
-        return self.run("site.yml", *limit, "--tags", "fabric,slurm,monitoring")
+        return self.run("site.yml", *limit, "--tags", "fabric,slurm,monitoring", *proven(back))
 
     def brought_back(self, entries: Mapping[str, excluded.Entry], steps: Callable[[], str]) -> str:
         """Let nodes take part while they are set up and proven, and leave them out again if it fails; returns why."""
@@ -182,7 +182,7 @@ class Change:
         if not self.is_proven(names):
             return "its validation is red after its upgrade"
         self.take_back(names)
-        if not self.run("site.yml", "--limit", ",".join(dict.fromkeys([*names, head]))):
+        if not self.run("site.yml", "--limit", ",".join(dict.fromkeys([*names, head])), *proven(names)):
             return "site.yml failed after its upgrade"
         if not self.are_in(names):
             return "preflight has left it out after its upgrade"
@@ -197,6 +197,11 @@ class Change:
     def note_begun(self, names: Collection[str]) -> None:
         """Record which these are, so that a power cut does not make them forgotten."""
         write_private(self.cluster.state / BEGUN, "".join(f"{name}\n" for name in sorted(names)), durable=True)
+
+
+def proven(names: Sequence[str]) -> list[str]:
+    """Arguments with which the queue takes nodes back that were down."""
+    return ["--extra-vars", json.dumps({"slurm_proven": names})] if names else []
 
 
 @contextmanager

@@ -1,13 +1,11 @@
 """What `farandole apply` proves at its end: nodes that were mended, and those that the queue had lost."""
 
-import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
-from farandole.cli.change import Change, alone
+from farandole.cli.change import Change, alone, proven
 from farandole.cli.node import cluster_of
 from farandole.cli.options import as_given
 from farandole.core.errors import FarandoleError
@@ -17,10 +15,6 @@ from farandole.inventory.variables import host_variables
 from farandole.jobs.ask import ask
 from farandole.jobs.login import login_to
 from farandole.plays.playbook import Login
-
-# How the queue tells of a node that it has lost, or that was down when it was taken back, and not of one that a person
-# has set down.
-WAS_DOWN = re.compile(r"down\*?: (?:Not responding|Node unexpectedly rebooted|farandole)")
 
 
 def take_back(inventory: Path, login: Login, more: Sequence[str], *, as_json: bool) -> None:
@@ -61,10 +55,9 @@ def prove_lost(change: Change) -> None:
     if not names:
         return
     typer.echo(f"proven now, before the queue gives them jobs again: {several(names)}", err=change.as_json)
-    proven = ("--extra-vars", json.dumps({"slurm_proven": names}))
     with alone(cluster.state):
         why = "" if change.is_proven(names) else "the validation is red"
-        if not why and not change.run("site.yml", "--limit", cluster.head, "--tags", "slurm", *proven):
+        if not why and not change.run("site.yml", "--limit", cluster.head, "--tags", "slurm", *proven(names)):
             why = "the head could not be told"
     if why:
         raise FarandoleError(f"the queue gives {several(names)} no jobs: {why}; when that is mended: {change.again}")
@@ -80,4 +73,4 @@ def lost(change: Change) -> list[str]:
         raise FarandoleError(
             f"whether the queue has lost nodes is not known: {head.queue or head.why}; to ask again: {change.again}"
         )
-    return [name for name in cluster.trusted if name not in out and WAS_DOWN.match(head.no_jobs.get(name, ""))]
+    return [name for name in cluster.trusted if name in head.lost and name not in out]

@@ -28,7 +28,7 @@ from farandole.watch.events import is_alive, latest
 FORMAT = 1
 # Why a node is not as it should be, where that is not a cause in the catalogue: its ssh works, or is not tried.
 LEFT_OUT, NOT_SET_UP, REVOKED, NO_JOBS = "node-left-out", "node-not-set-up", "node-revoked", "node-gets-no-jobs"
-UPGRADING = "head-upgrading"
+UNPROVEN, UPGRADING = "node-unproven", "head-upgrading"
 # More lines than that about what runs would push the rest off the screen.
 SHOWN = 10
 
@@ -125,7 +125,7 @@ def judge(answer: Answer | None, out: str, lock: str, head: Answer, name: str) -
     # One that is left out is drained for that.
     if not out and (why := head.no_jobs.get(name)):
         wrong.append(f"the queue gives it no jobs ({why})")
-        code = code or NO_JOBS
+        code = code or (UNPROVEN if name in head.lost else NO_JOBS)
     if answer.upgrading:
         wrong.append("it starts no run while it or the builder is upgraded")
         code = code or UPGRADING
@@ -143,7 +143,7 @@ def told(seen: Status, now: float) -> list[str]:
         lines.append(f"a run changes or checks the nodes now: farandole watch {again}")
     lines += [*jobs(seen, now), validation(seen, again)]
     codes = {node.code for node in seen.nodes.values()} - {""}
-    if codes - {LEFT_OUT, NOT_SET_UP, REVOKED, NO_JOBS, UPGRADING}:
+    if codes - {LEFT_OUT, NOT_SET_UP, REVOKED, NO_JOBS, UNPROVEN, UPGRADING}:
         lines.append(f"next, to find out why a node does not answer: farandole preflight {again}")
     elif UPGRADING in codes:
         lines.append(f"next, if no upgrade is at work: farandole apply {again}")
@@ -151,11 +151,10 @@ def told(seen: Status, now: float) -> list[str]:
         lines.append(f"next, to set the nodes up: farandole apply {again}")
     elif LEFT_OUT in codes:
         lines.append(f"next, once a node is fixed: farandole node include NAME --prove {again}")
+    elif UNPROVEN in codes:
+        lines.append(f"next, to prove what was down: farandole apply {again}")
     elif NO_JOBS in codes:
-        lines.append(f"next, once a node is fixed: farandole apply {again}")
-        lines.append(
-            "or, if a person has taken it from the queue, on the head: scontrol update nodename=NAME state=resume"
-        )
+        lines.append("next, once a node is fixed, on the head: scontrol update nodename=NAME state=resume")
     return lines
 
 
