@@ -88,6 +88,7 @@ SERIES = {
         f'node_cpu_seconds_total{{{OF},cpu="0",mode="idle"}}': TIME,
     },
     "alert-verdict": {f"farandole_head_verdict{{{OF}}}": gauge("0", "2")},
+    "alert-down": {f"farandole_head_down{{{OF}}}": gauge("_", "1"), f"up{{{OF}}}": gauge("1", "1")},
     "alert-left-out": {f"farandole_head_left_out{{{OF}}}": gauge("0", "1")},
     "alert-metrics-old": {
         f"up{{{OF}}}": gauge("1", "1"),
@@ -124,12 +125,14 @@ ALSO = [
         },
     ),
 ]
-# What else does not fire: left out and silent, silent and without a file, a slow step of a run on a GPU, one of many
-# processors that computes, a certificate that site.yml does not renew yet, an exporter that takes all for read-only.
+# What else does not fire: left out and silent, silent and without a file, silent and lost, a slow step of a run on a
+# GPU, one of many processors that computes, a certificate that site.yml does not renew yet, an exporter that takes all
+# for read-only.
 QUIET = [
     ("alert-health", {**READ_ONLY, f'node_textfile_mtime_seconds{{{OF},file="/x/node.prom"}}': TIME}),
     ("alert-node-silent", {f"up{{{OF}}}": gauge("1", "0"), f"farandole_head_left_out{{{OF}}}": gauge("1", "1")}),
     ("alert-metrics-old", {f"up{{{OF}}}": gauge("0", "0")}),
+    ("alert-down", {f"farandole_head_down{{{OF}}}": gauge("_", "1"), f"up{{{OF}}}": gauge("1", "0")}),
     (
         "alert-slots-idle",
         {**SERIES["alert-slots-idle"], f'farandole_gpu_busy_percent{{{OF},gpu="0"}}': gauge("0", "9")},
@@ -326,7 +329,7 @@ def test_a_node_that_is_left_out_is_told_and_taken_back(site: Cluster) -> None:
     text = site.farandole("monitor", "--text")
     # A note is nothing to fix.
     assert text.returncode == 0 and "node-3: note: it is left out of runs and jobs [alert-left-out]" in text.stdout
-    assert site.farandole("node include", "node-3").returncode == 0
+    assert site.farandole("node include", "node-3", "--unproven").returncode == 0
     site.play_ok(*SITE)
     until(lambda: "node-3" not in shown(site), 60)
 

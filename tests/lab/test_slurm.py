@@ -314,8 +314,14 @@ def test_an_excluded_node_is_drained_with_who_and_why(cluster: Cluster) -> None:
     cluster.play_ok(*QUICK)
     until(lambda: nodes(cluster)["node-2"] == "drained")
     assert re.match(r"farandole: excluded since \S+ by \S+: fan", reason(cluster, "node-2"))
+    # A person wants it back, so it is proven.
     assert cluster.farandole("node include", "node-2").returncode == 0
-    cluster.play_ok(*QUICK)
+    waits = cluster.play_ok(*QUICK)
+    assert "[node-mended]" in waits.output
+    assert nodes(cluster)["node-2"] == "drained"
+    done = cluster.farandole("apply")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "proven now, before they take part again: node-2" in done.stdout
     # With a star, it has not answered yet since slurmctld was started.
     until(lambda: nodes(cluster)["node-2"] == "idle")
 

@@ -182,7 +182,10 @@ def test_a_key_without_its_certificate_is_a_fault(tmp_path: Path, monkeypatch: p
     assert (days, wrong) == ({f"{key}-cert.pub": 10}, [f"{lost}-cert.pub cannot be read; run site.yml"])
 
 
-def test_the_head_tells_of_slots_jobs_and_its_depot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+LOST = "node-2|0/0/1/1|down|Not responding\nnode-3|0/0/1/1|drained|its fan"
+
+
+def test_the_head_tells_of_slots_jobs_its_queue_and_its_depot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hostfile").write_text("node-1 slots=2\nnode-2 slots=4\n")
     for name in ("slots", "depot"):
         (tmp_path / name).mkdir()
@@ -192,7 +195,7 @@ def test_the_head_tells_of_slots_jobs_and_its_depot(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(status, "SLOTS_IN_USE", tmp_path / "slots")
     monkeypatch.setattr(status, "QUEUE", tmp_path / "hostfile")
     # Of the queue: a job that waits, two that run, and processors in use.
-    for name, rows in (("squeue", "RUNNING\nPENDING\nRUNNING"), ("sinfo", "node-1|1/1/0/2|mixed|none")):
+    for name, rows in (("squeue", "RUNNING\nPENDING\nRUNNING"), ("sinfo", "node-1|1/1/0/2|mixed|none\n" + LOST)):
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{rows}'\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -202,6 +205,7 @@ def test_the_head_tells_of_slots_jobs_and_its_depot(tmp_path: Path, monkeypatch:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert sorted(metrics.exposed(metrics.of_head(tmp_path / "depot")).splitlines()) == [
             "farandole_head_depot_bytes{} 1000",
+            'farandole_head_down{node="node-2"} 1',
             'farandole_head_jobs{state="pending"} 1',
             'farandole_head_jobs{state="running"} 2',
             'farandole_head_slots_used{node="node-1"} 1',

@@ -84,13 +84,15 @@ def of_node(now: float) -> Iterator[Sample]:
 
 
 def of_head(depot: Path) -> Iterator[Sample]:
-    """What only the head knows: who has which slots, in which state jobs are, and how large the depot is."""
+    """What only the head knows: who has which slots, how the queue is, and how large the depot is."""
     if not status.HOSTFILE.exists():
         return
     if status.QUEUE.exists():
         states = Counter(said("squeue", "--noheader", "--format=%T") or [])
         yield from (("farandole_head_jobs", {"state": state.lower()}, number) for state, number in states.items())
-    used = status.used(status.of_queue())
+    nodes = status.of_queue()
+    used, down = status.used(nodes), [name for name, why in status.no_jobs(nodes).items() if why.startswith("down")]
+    yield from (("farandole_head_down", {"node": name}, 1) for name in down)
     for name, number in status.hostfile().items():
         yield "farandole_head_slots", {"node": name}, number
         if used is not None:
