@@ -5,7 +5,8 @@ short_description: Drain the nodes that are left out
 description:
   - Drains nodes with the reason why they are left out. Running jobs there go on.
   - Takes back only nodes that this module has drained, and those that Slurm has drained because they had less than its
-    settings said, for which it was given what they have. Those that were down stay so until they are proven.
+    settings said, for which it was given what they have. Those that were down, or have booted, stay so until they are
+    proven, and are told as C(lost).
 options:
   excluded: {description: Why each of these nodes is left out., type: dict, required: true}
   proven: {description: These nodes are proven., type: list, elements: str, default: []}
@@ -24,6 +25,10 @@ OURS = "farandole: "
 HEALTH = "farandole health: "
 # Slurm's own words. It drains such a node again if it still has less than it should.
 LESS = re.compile(r"Low (RealMemory|CPUs|socket\*core\S*|TmpDisk)\b|gres/gpu count ")
+WAS_DOWN = f"{OURS}it was down"
+# Why the queue gives a node no jobs until it is proven.
+LOST = re.compile(rf"Not responding|Node unexpectedly rebooted|{WAS_DOWN}|{HEALTH}it has booted")
+GETS_NONE = re.compile("DOWN|DRAIN|undrain")
 PATIENCE_S = 20
 
 
@@ -49,10 +54,10 @@ def changes(
             wanted = re.sub(r'[\s"]+', " ", OURS + excluded[name])[:400].strip()
             if not drained or (reason.startswith((OURS, HEALTH)) and reason != wanted):
                 due[name] = ("drain", wanted)
-        elif drained and (reason.startswith(OURS) or LESS.match(reason)):
-            due[name] = ("undrain", f"{OURS}it was down") if down and name not in proven else ("resume", "")
-        elif down and not drained and name in proven:
+        elif name in proven and LOST.match(reason) and (drained or down):
             due[name] = ("resume", "")
+        elif drained and (reason.startswith(OURS) or LESS.match(reason)):
+            due[name] = ("undrain", WAS_DOWN) if down and name not in proven else ("resume", "")
     return due
 
 
@@ -68,14 +73,12 @@ def main() -> None:
     excluded, proven = module.params["excluded"], module.params["proven"]
     if module.check_mode and not shutil.which("scontrol"):
         # It would be installed before.
-        module.exit_json(changed=False, changed_nodes=[])
+        module.exit_json(changed=False, changed_nodes=[], lost=[])
     code, out, err = patient(module, ["scontrol", "--oneliner", "show", "nodes"], PATIENCE_S)
     if code and not module.check_mode:
         module.fail_json(msg=f"slurmctld does not answer: {err.strip()}; see  journalctl --unit slurmctld")
     known, until = nodes(out), time.monotonic() + PATIENCE_S
     wanted = changes(known, excluded, proven)
-    if down := [name for name, (flags, _) in known.items() if "DOWN" in flags and name not in {*excluded, *proven}]:
-        module.warn(f"the queue gives {', '.join(down)} no jobs until farandole apply has proven them; see  sinfo -R")
     for name, (state, reason) in wanted.items() if not module.check_mode else ():
         settings = [f"NodeName={name}", f"State={state}", *([f"Reason={reason}"] if reason else [])]
         # A node whose settings have changed cannot be taken back until it has registered with them.
@@ -84,7 +87,9 @@ def main() -> None:
             module.fail_json(msg=f"{name} could not be changed to {state}: {err.strip()}")
         if code:
             module.warn(f"Slurm does not take {name} back: {known[name][1]}; run site.yml again when it answers")
-    module.exit_json(changed=bool(wanted), changed_nodes=sorted(wanted))
+    after = known | wanted
+    lost = [name for name, (flags, why) in after.items() if GETS_NONE.search(flags) and LOST.match(why)]
+    module.exit_json(changed=bool(wanted), changed_nodes=sorted(wanted), lost=lost)
 
 
 if __name__ == "__main__":

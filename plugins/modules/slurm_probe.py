@@ -5,9 +5,11 @@ short_description: Read the hardware of a node as Slurm sees it
 description:
   - Asks slurmd for sockets, cores, threads and memory, counts the GPUs whose driver is loaded, and looks which cgroups
     can limit memory.
+  - Says since which boot the node is proven, C(boot), and whether the queue has known nothing of that, C(new).
   - Where slurmctld is, looks which partitions have jobs; says whether it is ours.
 options:
   node: {description: "Whether this machine takes jobs, and so has slurmd.", type: bool, default: true}
+  proven: {description: Whether it is proven since this boot., type: bool, default: false}
   ours: {description: A file that is there on a head that role slurm has set up., type: path, required: true}
 """
 
@@ -19,8 +21,16 @@ from ansible.module_utils.basic import AnsibleModule
 
 CGROUPS = Path("/sys/fs/cgroup")
 SETTINGS = Path("/etc/slurm/slurm.conf")
+# As node/health.py has them.
+PROVEN, NOW, ANY = Path("/var/lib/farandole/boot"), Path("/proc/sys/kernel/random/boot_id"), "any"
 PARTITION = re.compile(r"^PartitionName=(\S+) Nodes=(\S+) .*\bMaxTime=(\S+)", re.MULTILINE)
 NAMES = {"sockets": "SocketsPerBoard", "cores": "CoresPerSocket", "threads": "ThreadsPerCore", "memory": "RealMemory"}
+
+
+def proven(known: str, now: str, *, here: bool) -> dict[str, object]:
+    """Since which boot a node is proven, which it is when it is new."""
+    new = known in ("", ANY)
+    return {"boot": now if new or here else known, "new": new}
 
 
 def cgroups(root: Path) -> str:
@@ -52,7 +62,11 @@ def partitions(settings: str, busy: set[str] | None) -> list[dict[str, object]]:
 
 def main() -> None:
     """Answer with what was read."""
-    options = {"node": {"type": "bool", "default": True}, "ours": {"type": "path", "required": True}}
+    options = {
+        "node": {"type": "bool", "default": True},
+        "proven": {"type": "bool", "default": False},
+        "ours": {"type": "path", "required": True},
+    }
     module = AnsibleModule(argument_spec=options, supports_check_mode=True)
     busy, head = [], Path(module.params["ours"]).exists()
     if SETTINGS.exists() and shutil.which("squeue"):
@@ -72,7 +86,10 @@ def main() -> None:
         "cgroups": cgroups(CGROUPS),
         "version": "".join(re.findall(r"\b\d{2}\.\d{2}\b", version)[:1]),
     }
-    module.exit_json(changed=False, hardware={**hardware(printed), **facts}, partitions=busy, head=head)
+    # A file that a power cut has emptied says something else than one that is not there.
+    known = (PROVEN.read_text().strip() or "unknown") if PROVEN.exists() else ""
+    since = proven(known, NOW.read_text().strip(), here=module.params["proven"])
+    module.exit_json(changed=False, hardware={**hardware(printed), **facts}, partitions=busy, head=head, **since)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ SERIES = {
         f'node_cpu_seconds_total{{{OF},cpu="0",mode="idle"}}': TIME,
     },
     "alert-verdict": {f"farandole_head_verdict{{{OF}}}": gauge("0", "2")},
-    "alert-down": {f"farandole_head_down{{{OF}}}": gauge("_", "1"), f"up{{{OF}}}": gauge("1", "1")},
+    "alert-unproven": {f"farandole_head_unproven{{{OF}}}": gauge("_", "1"), f"up{{{OF}}}": gauge("1", "1")},
     "alert-left-out": {f"farandole_head_left_out{{{OF}}}": gauge("0", "1")},
     "alert-metrics-old": {
         f"up{{{OF}}}": gauge("1", "1"),
@@ -132,7 +132,7 @@ QUIET = [
     ("alert-health", {**READ_ONLY, f'node_textfile_mtime_seconds{{{OF},file="/x/node.prom"}}': TIME}),
     ("alert-node-silent", {f"up{{{OF}}}": gauge("1", "0"), f"farandole_head_left_out{{{OF}}}": gauge("1", "1")}),
     ("alert-metrics-old", {f"up{{{OF}}}": gauge("0", "0")}),
-    ("alert-down", {f"farandole_head_down{{{OF}}}": gauge("_", "1"), f"up{{{OF}}}": gauge("1", "0")}),
+    ("alert-unproven", {f"farandole_head_unproven{{{OF}}}": gauge("_", "1"), f"up{{{OF}}}": gauge("1", "0")}),
     (
         "alert-slots-idle",
         {**SERIES["alert-slots-idle"], f'farandole_gpu_busy_percent{{{OF},gpu="0"}}': gauge("0", "9")},

@@ -450,7 +450,16 @@ def test_a_node_lost_in_mid_job_is_named_and_proven_before_it_gets_another_one(c
     assert nodes(cluster)["node-3"].startswith("down")
     cluster.lab("fault", "start", "node-3")
     until(lambda: nodes(cluster)["node-3"] == "down", 90)
-    # Its own check finds nothing bad.
+    # As if this one had booted while the head was off, too, which a container never does by itself.
+    check_every(cluster, 3600)
+    booted = cluster.ssh("node-2", "cat", "/var/lib/farandole/boot").stdout
+    cluster.ssh("node-2", "sh", "-c", "echo another >/var/lib/farandole/boot")
+    early = submit(cluster, "--nodelist=node-2", "--wrap=true")
+    until(lambda: nodes(cluster)["node-2"] == "drained")
+    assert told(cluster, early) == "PENDING"
+    assert reason(cluster, "node-2") == "farandole health: it has booted; farandole apply proves it"
+    # Its own check takes neither back.
+    check_every(cluster, INTERVAL)
     time.sleep(2 * INTERVAL)
     status = cluster.farandole("status")
     assert "the queue gives it no jobs (down: Not responding)" in status.stdout
@@ -458,12 +467,15 @@ def test_a_node_lost_in_mid_job_is_named_and_proven_before_it_gets_another_one(c
     # There is no time for the jobs.
     failed = cluster.farandole("apply", *BATCH, "--extra-vars", "validation_seconds=1")
     assert failed.returncode == 1
-    assert "the queue gives node-3 no jobs: the validation is red" in failed.stderr, failed.stdout + failed.stderr
-    assert nodes(cluster)["node-3"] == "down"
+    no_jobs = "the queue gives node-2, node-3 no jobs: the validation is red"
+    assert no_jobs in failed.stderr, failed.stdout + failed.stderr
+    assert [nodes(cluster)[name] for name in ("node-2", "node-3")] == ["drained", "down"]
     done = cluster.farandole("apply", *BATCH)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the queue gives them jobs again: node-3" in done.stdout
+    assert "the queue gives them jobs again: node-2, node-3" in done.stdout
     assert re.search(r"^queue\.node-3 +not measured .* the queue gives it no jobs now$", done.stdout, re.MULTILINE)
+    assert cluster.ssh("node-2", "cat", "/var/lib/farandole/boot").stdout == booted
+    assert ended(cluster, early) == "COMPLETED"
 
     # Only the job that asked for it starts again.
     def is_done() -> bool:

@@ -205,13 +205,13 @@ def test_the_head_tells_of_slots_jobs_its_queue_and_its_depot(tmp_path: Path, mo
         fcntl.flock(held, fcntl.LOCK_EX)
         assert sorted(metrics.exposed(metrics.of_head(tmp_path / "depot")).splitlines()) == [
             "farandole_head_depot_bytes{} 1000",
-            'farandole_head_down{node="node-2"} 1',
             'farandole_head_jobs{state="pending"} 1',
             'farandole_head_jobs{state="running"} 2',
             'farandole_head_slots_used{node="node-1"} 1',
             'farandole_head_slots_used{node="node-2"} 3',
             'farandole_head_slots{node="node-1"} 2',
             'farandole_head_slots{node="node-2"} 4',
+            'farandole_head_unproven{node="node-2"} 1',
         ]
 
 

@@ -15,6 +15,7 @@ from jinja2 import Environment
 
 from farandole.core.errors import FarandoleError
 from farandole.node import health
+from farandole.node.head import status
 from farandole.queue import plan
 
 from .loading import ROOT, load
@@ -274,7 +275,7 @@ DRAINED = """NodeName=node-2 Arch=x86_64
         (["/ is full"], "DOWN", "Not responding", ("", "")),
         ([], "DOWN", "Not responding", ("", "")),
         (["x"], "DOWN+DRAIN", FULL, ("drain", "farandole health: x")),
-        ([], "DOWN+DRAIN", FULL, ("undrain", "")),
+        ([], "DOWN+DRAIN", FULL, ("undrain", "farandole: it was down")),
         ([], "DOWN", FULL, ("", "")),
     ],
 )
@@ -390,18 +391,26 @@ def test_excluded_nodes_are_drained(excluded: dict[str, str], wanted: dict[str, 
     assert drains.changes(drains.nodes(SHOWN + SICK), excluded) == wanted
 
 
+BOOTED = f"{health.OURS}{health.BOOTED}"
+
+
 @pytest.mark.parametrize(
     ("flags", "reason", "before", "after"),
     [
         ("DOWN", "Not responding", (), ("resume", "")),
         ("DOWN+NOT_RESPONDING", "Node unexpectedly rebooted", (), ("resume", "")),
+        ("IDLE+DRAIN", BOOTED, (), ("resume", "")),
+        ("DOWN+DRAIN", BOOTED, (), ("resume", "")),
+        ("DOWN", health.WAS_DOWN, (), ("resume", "")),
         # Whatever it has now, it was down.
-        ("DOWN+DRAIN", "Low RealMemory (reported:1 < 2)", ("undrain", "farandole: it was down"), ("resume", "")),
+        ("DOWN+DRAIN", "Low RealMemory (reported:1 < 2)", ("undrain", health.WAS_DOWN), ("resume", "")),
         ("IDLE+DRAIN", "Low RealMemory (reported:1 < 2)", ("resume", ""), ("resume", "")),
         # It is no longer left out.
-        ("DOWN+DRAIN", "farandole: excluded: fan", ("undrain", "farandole: it was down"), ("resume", "")),
-        # A person has drained it.
+        ("DOWN+DRAIN", "farandole: excluded: fan", ("undrain", health.WAS_DOWN), ("resume", "")),
+        # A person has taken it out, or its check finds a fault.
         ("DOWN+DRAIN", "fan", (), ()),
+        ("DOWN", "fan", (), ()),
+        ("IDLE+DRAIN", FULL, (), ()),
     ],
 )
 def test_a_node_that_was_down_is_taken_back_once_it_is_proven(
@@ -413,6 +422,26 @@ def test_a_node_that_was_down_is_taken_back_once_it_is_proven(
     assert drains.changes(known, {}, ["a"]).get("a", ()) == after
     # One that is left out is drained.
     assert drains.changes(known, {"a": "fan"}, ["a"]).get("a", ("drain",))[0] == "drain"
+    # The head's status and this module name the same.
+    assert drains.LOST.pattern == status.LOST.pattern
+    told = status.no_jobs([["a", "0/0/1/1", "drained" if "DRAIN" in flags else "down*", reason]])
+    assert status.lost(told) == ["a"] * bool(drains.LOST.match(reason))
+
+
+def test_a_node_is_proven_until_it_boots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = load("modules", "slurm_probe")
+    assert (probe.PROVEN, probe.NOW, probe.ANY) == (health.PROVEN, health.NOW, health.ANY)
+    for name in ("PROVEN", "NOW"):
+        monkeypatch.setattr(health, name, tmp_path / name)
+    health.NOW.write_text("b2\n")
+    assert [*health.boot()] == []
+    # One that is new to the queue is not asked for a proof, and neither is one of a queue that has asked for none.
+    assert [probe.proven(known, "b2", here=False) for known in ("", "any")] == [{"boot": "b2", "new": True}] * 2
+    assert probe.proven("b1", "b2", here=False) == {"boot": "b1", "new": False}
+    assert probe.proven("b1", "b2", here=True) == {"boot": "b2", "new": False}
+    for known, faults in (("b2\n", []), ("any\n", []), ("b1\n", [health.BOOTED]), ("", [health.BOOTED])):
+        health.PROVEN.write_text(known)
+        assert [*health.boot()] == faults
 
 
 def test_what_slurmd_says_of_the_hardware(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ SAYS: dict[str, Any] = {
 }
 HEAD = Answer(True, STACK, SAYS["slots"])
 DRAINS = Answer(True, STACK, SAYS["slots"], no_jobs={"node-2": "drained: its fan"})
-LOST = Answer(True, STACK, SAYS["slots"], no_jobs={"node-2": "down: Not responding"})
+LOST = Answer(True, STACK, SAYS["slots"], no_jobs={"node-2": "down: Not responding"}, lost=["node-2"])
 
 
 def asked(*lines: str, status: int = 0) -> Answer:
@@ -71,6 +71,7 @@ def test_what_a_node_says_is_read_below_what_its_login_prints() -> None:
         {"queue": 1},
         {"no_jobs": {"\x1b[2J": "drained"}},
         {"no_jobs": ["node-1"]},
+        {"lost": ["\x1b[2J"]},
         {"upgrading": "no"},
     ],
 )

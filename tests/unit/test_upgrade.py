@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from farandole.cli import upgrade
 from farandole.cli.app import app
-from farandole.cli.apply import QUEUED
+from farandole.cli.apply import LOST
 from farandole.cli.change import PLAYBOOK, Change, alone, proven
 from farandole.cli.proof import prove_lost, take_back
 from farandole.cli.upgrade import go
@@ -22,7 +22,6 @@ from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory import excluded
 from farandole.inventory.facts import describe
 from farandole.inventory.run_lock import take, this_run
-from farandole.jobs.ask import Answer
 from farandole.plays.playbook import Login
 from farandole.plays.upgrade import Due, note, noted, shown, waves
 from farandole.stack.lock import identity, path_of, write
@@ -238,11 +237,10 @@ def test_apply_takes_back_what_is_mended_once_it_is_proven(
     nodes = [f"node-{number}" for number in range(1, 6)]
     cluster = describe({"cluster": nodes, "head": nodes[:1]}, tmp_path, revoked=["node-5"])
     monkeypatch.setattr("farandole.cli.proof.cluster_of", lambda *_, **__: cluster)
-    monkeypatch.setattr("farandole.cli.proof.prove_lost", lambda _: None)
-    take_back(tmp_path, Login(ask_become_pass=True), [], as_json=False)
+    take_back(tmp_path, Login(ask_become_pass=True), [], [], as_json=False)
     assert ran == []
     with nullcontext() if good else pytest.raises(FarandoleError, match="left out as before, node-2: its validation"):
-        take_back(tmp_path, Login(), ["--forks", "9"], as_json=False)
+        take_back(tmp_path, Login(), ["--forks", "9"], [], as_json=False)
     steps = [
         ("site.yml", "--limit", "node-2", "--forks", "9"),
         ("playbooks/validate.yml", "--tags", "quick", "--forks", "9"),
@@ -255,22 +253,18 @@ def test_apply_takes_back_what_is_mended_once_it_is_proven(
     assert left == (before if not good else {name: entry for name, entry in before.items() if name != "node-2"})
 
 
-# What the head says of its queue.
-STATES = {
-    "node-2": "down: Not responding",
-    "node-3": "down*: Node unexpectedly rebooted",
-    "node-4": "down: farandole: it was down",
-    "node-5": "down: fan",
-    "node-6": "drained: farandole: excluded",
-    "node-7": "down: Not responding",
-    "node-8": "down: Not responding",
-    "stranger": "down: Not responding",
-}
-
-
-@pytest.mark.parametrize(("good", "head"), [(True, "idle"), (False, "idle"), (True, "down: Not responding")])
+@pytest.mark.parametrize(
+    ("good", "lost"),
+    [
+        (True, ["node-2", "node-3", "stranger", "node-7", "node-8"]),
+        (False, ["node-2", "node-3"]),
+        (True, ["node-7"]),
+        # After a power cut of all nodes, there is no other one.
+        (True, [f"node-{number}" for number in range(1, 9)]),
+    ],
+)
 def test_nodes_that_the_queue_has_lost_get_jobs_again_once_they_are_proven(
-    good: bool, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    good: bool, lost: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[tuple[str, ...]] = []
 
@@ -281,44 +275,54 @@ def test_nodes_that_the_queue_has_lost_get_jobs_again_once_they_are_proven(
     nodes = [f"node-{number}" for number in range(1, 9)]
     cluster = describe({"cluster": nodes, "head": nodes[:1]}, tmp_path, revoked=["node-7"])
     with excluded.changing(tmp_path) as entries:
-        entries |= dict.fromkeys(["node-8", *(["node-5", "node-6"] * (head != "idle"))], excluded.by_person("ada", "x"))
+        entries["node-8"] = excluded.by_person("ada", "its fan is loud")
     monkeypatch.setattr(Change, "run", run)
-    monkeypatch.setattr("farandole.cli.proof.host_variables", lambda _: {"node-1": {}})
-    monkeypatch.setattr("farandole.cli.proof.ask", lambda _: Answer(True, queue=[], no_jobs={"node-1": head, **STATES}))
     change = Change(tmp_path, Login(), cluster, "farandole apply")
-    failed = r"the queue gives node-2 to node-4 no jobs: the validation is red; when that is mended: farandole apply"
+    failed = r"the queue gives node-2, node-3 no jobs: the validation is red; .*apply; .*farandole node exclude node-3"
     with nullcontext() if good else pytest.raises(FarandoleError, match=failed):
-        prove_lost(change)
-    # After a power cut of all nodes, there is no other one.
-    lost = nodes[head == "idle" : 4]
+        prove_lost(change, lost)
+    known = [name for name in lost if name in nodes[:6]]
+    hosts, limit = (",".join(dict.fromkeys(["node-1", *known])) for _ in range(2))
     steps = [
-        (
-            "playbooks/validate.yml",
-            "--tags",
-            "quick",
-            "--extra-vars",
-            f'{{"validation_hosts": "{",".join(nodes[:4])}"}}',
-        ),
-        ("site.yml", "--limit", "node-1", "--tags", "slurm", "--extra-vars", json.dumps({"slurm_proven": lost})),
+        ("playbooks/validate.yml", "--tags", "quick", "--extra-vars", json.dumps({"validation_hosts": hosts})),
+        ("site.yml", "--limit", limit, "--tags", "slurm", *proven(known)),
     ]
-    assert ran == (steps if good else steps[:1])
+    assert ran == ([] if not known else steps if good else steps[:1])
 
 
-@pytest.mark.parametrize(
-    ("answer", "why"), [(Answer(False, why="no route"), "no route"), (Answer(True, queue="no contact"), "no contact")]
-)
-def test_a_queue_that_does_not_say_which_nodes_it_has_lost_is_told(
-    answer: Answer, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("farandole.cli.proof.host_variables", lambda _: {"node-1": {}})
-    monkeypatch.setattr("farandole.cli.proof.ask", lambda _: answer)
-    with pytest.raises(FarandoleError, match=f"is not known: {why}; to ask again: again"):
-        prove_lost(changing(tmp_path))
+def test_one_node_alone_is_proven_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(Change, "run", lambda *arguments: not ran.append(arguments[-1]))  # type: ignore[func-returns-value]
+    cluster = describe({"cluster": ["node-1", "node-2"], "head": ["node-1"]}, tmp_path)
+    with excluded.changing(tmp_path) as entries:
+        entries["node-2"] = excluded.by_person("ada", "its fan is loud")
+    prove_lost(Change(tmp_path, Login(), cluster, "farandole apply"), ["node-1"])
+    assert ran == ['{"validation_hosts": "node-1"}', '{"slurm_proven": ["node-1"]}']
 
 
-def test_apply_knows_by_its_log_if_there_is_a_queue() -> None:
+def test_what_is_lost_is_proven_though_what_is_mended_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mended = excluded.Entry(excluded.now(), "check", "", "login-timeout", "it was off", "preflight", mended=True)
+    with excluded.changing(tmp_path) as entries:
+        entries["node-2"] = mended
+    cluster = describe({"cluster": ["node-1", "node-2", "node-3"], "head": ["node-1"]}, tmp_path)
+    monkeypatch.setattr("farandole.cli.proof.cluster_of", lambda *_, **__: cluster)
+    hosts: list[str] = []
+
+    def run(_change: Change, playbook: str, *arguments: str) -> bool:
+        hosts.extend(arguments[-1:] if playbook == "playbooks/validate.yml" else ())
+        return len(hosts) != 1
+
+    monkeypatch.setattr(Change, "run", run)
+    with pytest.raises(FarandoleError, match="left out as before, node-2: its validation is red"):
+        take_back(tmp_path, Login(), [], ["node-3"], as_json=False)
+    assert hosts == ['{"validation_hosts": "node-1,node-2"}', '{"validation_hosts": "node-1,node-3"}']
+
+
+def test_the_names_of_lost_nodes_are_read_from_what_the_role_says() -> None:
     role = yaml.safe_load((ROOT / "roles/slurm/tasks/set_up.yml").read_text())
-    assert f"slurm : {role[-1]['name']}]" == QUEUED
+    said = role[-1]["ansible.builtin.debug"]["msg"]
+    names = "{{ _slurm_drains.lost | join(', ') }}"
+    assert LOST.findall(said.replace(names, "node-1, node-3")) == ["node-1, node-3"]
 
 
 def test_what_a_person_decides_during_a_proof_stays(
@@ -387,9 +391,8 @@ def test_who_was_left_out_during_a_proof_of_several_is_named_alone(
     monkeypatch.setattr(Change, "run", run)
     cluster = describe({"cluster": ["node-1", "node-2", "node-3"], "head": ["node-1"]}, tmp_path)
     monkeypatch.setattr("farandole.cli.proof.cluster_of", lambda *_, **__: cluster)
-    monkeypatch.setattr("farandole.cli.proof.prove_lost", lambda _: None)
     with pytest.raises(FarandoleError, match="left out as before, node-3: somebody has left out node-3 meanwhile"):
-        take_back(tmp_path, Login(), [], as_json=False)
+        take_back(tmp_path, Login(), [], [], as_json=False)
     assert "taking part again: node-2\n" in capsys.readouterr().out
     assert [*excluded.read(tmp_path)] == ["node-3"]
 

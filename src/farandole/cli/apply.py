@@ -1,5 +1,6 @@
 """`farandole apply` and `farandole watch`."""
 
+import re
 import shlex
 import time
 from importlib import import_module
@@ -25,8 +26,8 @@ from farandole.plays.playbook import Login, viewed
 from farandole.watch.events import LOG, is_alive, latest, new_folder, run_of
 from farandole.watch.viewer import LOOK, Viewer
 
-# What a run says of a node that passes again what it had failed, and what it does at the end where there is a queue.
-MENDED, QUEUED = "[node-mended]", "slurm : Drain excluded nodes and resume the others]"
+# What a run says of a node that passes again what it had failed, and of those that get no jobs until they are proven.
+MENDED, LOST = "[node-mended]", re.compile("the queue had lost ([a-z0-9, -]+): no jobs until")
 
 
 @with_login()
@@ -55,10 +56,11 @@ def apply(
     whole = not (limit or tags or skip_tags)
     # To read the inventory takes longer than the log.
     log = (folder / LOG).read_text(errors="replace") if whole and not check else ""
-    if MENDED in log or QUEUED in log:
+    lost = [name for names in LOST.findall(log) for name in names.split(", ")]
+    if MENDED in log or lost:
         # It takes time to import.
         import_module("farandole.cli.proof").take_back(
-            inventory, login, words({"--forks": forks}, extra_vars), as_json=as_json
+            inventory, login, words({"--forks": forks}, extra_vars), lost, as_json=as_json
         )
     if whole and not as_json:
         verb, purpose = ("apply", "to make these changes") if check else ("validate", "next")

@@ -1,6 +1,7 @@
-"""What `farandole apply` proves at its end: nodes that were mended, and those that the queue had lost."""
+"""What `farandole apply` proves at its end: nodes that were mended, and those that the queue has lost."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -11,21 +12,26 @@ from farandole.cli.options import as_given
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import several
 from farandole.inventory import excluded
-from farandole.inventory.variables import host_variables
-from farandole.jobs.ask import ask
-from farandole.jobs.login import login_to
 from farandole.plays.playbook import Login
 
 
-def take_back(inventory: Path, login: Login, more: Sequence[str], *, as_json: bool) -> None:
-    """Prove such nodes, and let them take part again."""
+def take_back(inventory: Path, login: Login, more: Sequence[str], lost: Collection[str], *, as_json: bool) -> None:
+    """Prove nodes that were mended, and those that the queue has lost, and let them take part again."""
+    if login.ask_pass or login.ask_become_pass or login.ask_vault_pass:
+        typer.echo("nodes are not proven here, as a password would be asked for again and again", err=as_json)
+        return
     cluster = cluster_of(inventory, write=True)
     again = f"farandole apply {as_given(inventory, login)}"
     change = Change(inventory, login, cluster, again, more, as_json, everyone=True)
-    # A password would be asked for again and again.
-    if not (login.ask_pass or login.ask_become_pass or login.ask_vault_pass):
-        prove_mended(change)
-        prove_lost(change)
+    failed = []
+    # One that fails says nothing about the others.
+    for prove in (prove_mended, partial(prove_lost, lost=lost)):
+        try:
+            prove(change)
+        except FarandoleError as error:
+            failed.append(str(error))
+    if failed:
+        raise FarandoleError("\n".join(failed))
 
 
 def prove_mended(change: Change) -> None:
@@ -49,28 +55,21 @@ def prove_mended(change: Change) -> None:
         raise FarandoleError(f"left out as before, {several(out)}: {why}; when that is mended: {change.again}{one}")
 
 
-def prove_lost(change: Change) -> None:
-    """Let the queue give jobs again to nodes that it had lost, if jobs on them and another one pass."""
-    cluster, names = change.cluster, lost(change)
+def prove_lost(change: Change, lost: Collection[str]) -> None:
+    """Let the queue give jobs again to nodes that it has lost, if jobs on them and another one pass."""
+    cluster, out = change.cluster, excluded.read(change.cluster.state)
+    names = [name for name in cluster.trusted if name in lost and name not in out]
     if not names:
         return
     typer.echo(f"proven now, before the queue gives them jobs again: {several(names)}", err=change.as_json)
+    limit = ",".join(dict.fromkeys([cluster.head, *names]))
     with alone(cluster.state):
         why = "" if change.is_proven(names) else "the validation is red"
-        if not why and not change.run("site.yml", "--limit", cluster.head, "--tags", "slurm", *proven(names)):
+        if not why and not change.run("site.yml", "--limit", limit, "--tags", "slurm", *proven(names)):
             why = "the head could not be told"
     if why:
-        raise FarandoleError(f"the queue gives {several(names)} no jobs: {why}; when that is mended: {change.again}")
-    typer.echo(f"the queue gives them jobs again: {several(names)}", err=change.as_json)
-
-
-def lost(change: Change) -> list[str]:
-    """The nodes that the queue has lost, and that have just been set up."""
-    cluster = change.cluster
-    known = host_variables(change.inventory.absolute())[cluster.head]
-    head, out = ask(login_to(cluster.head, known, change.login)), excluded.read(cluster.state)
-    if not head.up or isinstance(head.queue, str):
+        one = f"; to go on without one: farandole node exclude {names[-1]} --why REASON" if names[1:] else ""
         raise FarandoleError(
-            f"whether the queue has lost nodes is not known: {head.queue or head.why}; to ask again: {change.again}"
+            f"the queue gives {several(names)} no jobs: {why}; when that is mended: {change.again}{one}"
         )
-    return [name for name in cluster.trusted if name in head.lost and name not in out]
+    typer.echo(f"the queue gives them jobs again: {several(names)}", err=change.as_json)

@@ -1,7 +1,6 @@
 """Ask all nodes of a cluster at once how they are."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +15,6 @@ from farandole.jobs.login import Head
 from farandole.node.head import status as program
 from farandole.preflight.answer import reason
 
-# How the queue tells of a node that it has lost, or that was down when it was taken back, and not of one that a person
-# has set down.
-WAS_DOWN = re.compile(r"down\*?: (?:Not responding|Node unexpectedly rebooted|farandole)")
 # Seconds that ssh has to connect, and that a node has in all.
 CONNECT_S, ANSWER_S = 5, 8
 AT_ONCE = 64
@@ -68,6 +64,7 @@ ANSWER = fields(
         "unlisted": whole(1 << 32),
         "used": used,
         "no_jobs": named(NODE, text(200)),
+        "lost": many(NODE),
         "upgrading": yes_or_no,
     },
 )
@@ -87,15 +84,12 @@ class Answer:
     used: Mapping[str, int] | None = None
     # Why the queue gives these nodes no jobs.
     no_jobs: Mapping[str, str] = field(default_factory=dict)
+    # Those of them that get some once they are proven.
+    lost: Sequence[str] = ()
     # Whether the head starts no run because it or the builder is being upgraded.
     upgrading: bool = False
     code: str = ""
     why: str = ""
-
-    @property
-    def lost(self) -> list[str]:
-        """The nodes to which the queue gives no jobs until they are proven."""
-        return [name for name, why in self.no_jobs.items() if WAS_DOWN.match(why)]
 
 
 def ask_all(nodes: Mapping[str, Head]) -> dict[str, Answer]:

@@ -21,6 +21,9 @@ OURS = "farandole health: "
 STACKS = Path("/opt/farandole")
 DRIVER = Path("/proc/driver/nvidia/gpus")
 DEVICES = Path("/dev")
+# The boot since which this node is proven, where the queue asks for that; for this word it does not.
+PROVEN, NOW, ANY = Path("/var/lib/farandole/boot"), Path("/proc/sys/kernel/random/boot_id"), "any"
+BOOTED, WAS_DOWN = "it has booted; farandole apply proves it", "farandole: it was down"
 # MiB and inodes, the same with which preflight refuses a node.
 FULL = (20, 100)
 # MiB that ranks need to share memory, and those with which a node is drained, as a running job has the rest.
@@ -29,6 +32,12 @@ PLACES = ("/", "/tmp", "/var", "/opt", "/home")  # noqa: S108
 # Seconds that one check, and a command of Slurm's, may take.
 LIMIT, COMMAND_LIMIT = 10, 20
 Check = Callable[[], Iterator[str]]
+
+
+def boot() -> Iterator[str]:
+    """Whether this node has been proven since it has booted."""
+    if PROVEN.exists() and PROVEN.read_text().strip() not in {NOW.read_text().strip(), ANY}:
+        yield BOOTED
 
 
 def disks() -> Iterator[str]:
@@ -69,7 +78,7 @@ def gpus() -> Iterator[str]:
         yield f"the driver does not see all {len(devices)} GPUs; look at  dmesg | grep -i xid , then restart the node"
 
 
-CHECKS: dict[str, Check] = {"disks": disks, "shared memory": shared_memory, "stack": stack, "GPUs": gpus}
+CHECKS: dict[str, Check] = {"boot": boot, "disks": disks, "shared memory": shared_memory, "stack": stack, "GPUs": gpus}
 
 
 def faults(checks: Mapping[str, Check], limit: float = LIMIT) -> list[str]:
@@ -126,7 +135,8 @@ def decide(problems: list[str], flags: str, reason: str) -> tuple[str, str]:
         told = reason == wanted or not ours if drained else down
         return ("", "") if told else ("drain", wanted)
     # It is down until it is proven.
-    return (("undrain" if down else "resume") if ours else ""), ""
+    back = ("undrain", WAS_DOWN) if down else ("resume", "")
+    return back if ours else ("", "")
 
 
 def main() -> int:

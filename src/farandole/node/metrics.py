@@ -60,7 +60,8 @@ def of_node(now: float) -> Iterator[Sample]:
     """What this node says of itself."""
     failed = said("systemctl", "--failed", "--plain", "--no-legend")
     read = {file: said("ssh-keygen", "-L", "-f", file) for file in certificates()}
-    found = faults(CHECKS)
+    # The head tells who has booted and is not proven.
+    found = faults({name: check for name, check in CHECKS.items() if name != "boot"})
     # Otherwise silence would count as health.
     if failed is None:
         found.append("systemctl does not say which units have failed; run  systemctl --failed")
@@ -91,8 +92,8 @@ def of_head(depot: Path) -> Iterator[Sample]:
         states = Counter(said("squeue", "--noheader", "--format=%T") or [])
         yield from (("farandole_head_jobs", {"state": state.lower()}, number) for state, number in states.items())
     nodes = status.of_queue()
-    used, down = status.used(nodes), [name for name, why in status.no_jobs(nodes).items() if why.startswith("down")]
-    yield from (("farandole_head_down", {"node": name}, 1) for name in down)
+    used = status.used(nodes)
+    yield from (("farandole_head_unproven", {"node": name}, 1) for name in status.lost(status.no_jobs(nodes)))
     for name, number in status.hostfile().items():
         yield "farandole_head_slots", {"node": name}, number
         if used is not None:

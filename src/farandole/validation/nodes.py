@@ -35,7 +35,7 @@ def read_manifest(slurped: Mapping[str, Any]) -> dict[str, Any]:
 def chosen(hosts: str, cluster: Mapping[str, Any], *, checked: bool) -> list[str]:
     """The nodes to validate: without those that preflight has excluded, if it has checked them in this run.
 
-    Otherwise, an excluded node is validated before it is included; one that a person has excluded, always.
+    Otherwise, an excluded node is validated before it is included; one that a person keeps out, always.
     """
     out = {*cluster["excluded"]} - {*cluster["set_aside"]} if checked else set()
     return [name for name in hosts.split(",") if name not in out]

@@ -28,8 +28,10 @@ UPGRADING = SLOTS_IN_USE.with_name("upgrading")
 MOST_SLOTS, MOST_SAID, SHOWN, LISTED = 1 << 16, 1 << 20, 100, 1000
 # Exists where Slurm decides who gets which slots.
 QUEUE = Path("/usr/local/lib/farandole/slurm/hosts")
-# Seconds in which the queue has to say what it does.
-QUEUE_S = 3
+# Seconds in which the queue has to say what it does, and the most that is told of a reason.
+QUEUE_S, LONGEST = 3, 190
+# Why it gives a node no jobs until that is proven.
+LOST = re.compile("Not responding|Node unexpectedly rebooted|farandole: it was down|farandole health: it has booted")
 # The number of slots, or of ranks, of each node.
 Slots = dict[str, int]
 # Which slots of each node, counted from 0.
@@ -137,8 +139,13 @@ def no_jobs(nodes: list[list[str]] | str) -> dict[str, str]:
         # A star means that its slurmd does not answer.
         if "*" in state or re.match("drain|down|fail|err|unk|inval", state):
             why = "|".join(reason)
-            reasons[name] = state if why in ("", "none") else f"{state}: {why}"
+            reasons[name] = (state if why in ("", "none") else f"{state}: {why}")[:LONGEST]
     return reasons
+
+
+def lost(reasons: Mapping[str, str]) -> list[str]:
+    """Those of them that get no jobs until they are proven."""
+    return [name for name, why in reasons.items() if LOST.match(why.partition(": ")[2])]
 
 
 def status() -> dict[str, Any]:
@@ -156,6 +163,7 @@ def status() -> dict[str, Any]:
             answer["unlisted"] = max(0, len(answer["queue"]) - LISTED)
             del answer["queue"][LISTED:]
         answer["used"], answer["no_jobs"] = used(nodes), no_jobs(nodes)
+        answer["lost"] = lost(answer["no_jobs"])
         answer["upgrading"] = UPGRADING.exists()
     return answer
 
