@@ -274,6 +274,26 @@ def test_a_node_that_was_away_is_proven_before_it_gets_jobs(site: Cluster) -> No
     assert site.farandole("status").returncode == 0
 
 
+def test_after_a_power_cut_of_all_nodes_the_queue_gives_jobs_to_those_that_are_proven(site: Cluster) -> None:
+    """Slurm alone would not see that they have booted, as it was off as well."""
+    batch = "sbatch --parsable --nodes=4 --output=/dev/null --wrap='srun hostname'"
+    for verb in ("kill", "start"):
+        for node in ALL:
+            site.lab("fault", verb, node)
+    states = partial(site.shell, "node-1", "sinfo --Node --noheader --format='%N %T'")
+    until(lambda: "node-4" in states().stdout and not re.search(r"idle|mixed|\*", states().stdout), 600)
+    job = site.ssh("node-1", "runuser", "-l", "trainer", "-c", batch).stdout.strip()
+    time.sleep(60)
+    assert site.shell("node-1", f"squeue --noheader --format=%T --jobs={job}").stdout == "PENDING\n"
+    assert "next, to prove what was down: farandole apply" in site.farandole("status").stdout
+    done = site.farandole("apply", *SITE)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the queue gives them jobs again: node-1 to node-4" in done.stdout
+    until(lambda: "COMPLETED" in site.shell("node-1", f"sacct -nXj {job} --format=state").stdout, 300)
+    assert site.farandole("status").returncode == 0
+
+
 def test_a_new_machine_takes_the_place_of_one_that_is_gone(site: Cluster) -> None:
     former = site.ssh("node-4", "cat", "/etc/ssh/ssh_host_ed25519_key").stdout
     of_queue = partial(site.ssh, "node-1", "sha256sum", "/etc/munge/munge.key")
