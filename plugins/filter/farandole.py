@@ -53,6 +53,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "shared_homes": storage.shared_homes,
     "slurm_accounts": slurm.accounts,
     "slurm_hardware": slurm.hardware,
+    "slurm_new": slurm.new,
     "slurm_people": slurm.people,
     "slurm_settings": slurm.settings,
     "ssh_nodes": cluster.ssh_nodes,

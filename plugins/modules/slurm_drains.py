@@ -10,6 +10,7 @@ description:
 options:
   excluded: {description: Why each of these nodes is left out., type: dict, required: true}
   proven: {description: These nodes are proven., type: list, elements: str, default: []}
+  booted: {description: These have booted since they were proven., type: list, elements: str, default: []}
 """
 
 import re
@@ -25,10 +26,10 @@ OURS = "farandole: "
 HEALTH = "farandole health: "
 # Slurm's own words. It drains such a node again if it still has less than it should.
 LESS = re.compile(r"Low (RealMemory|CPUs|socket\*core\S*|TmpDisk)\b|gres/gpu count ")
-WAS_DOWN = f"{OURS}it was down"
+WAS_DOWN, BOOTED = f"{OURS}it was down", f"{HEALTH}it has booted (farandole apply proves it)"
 # Why the queue gives a node no jobs until it is proven.
 LOST = re.compile(rf"Not responding|Node unexpectedly rebooted|{WAS_DOWN}|{HEALTH}it has booted")
-GETS_NONE = re.compile("DOWN|DRAIN|undrain")
+GETS_NONE = re.compile("DOWN|DRAIN|drain")
 PATIENCE_S = 20
 
 
@@ -44,7 +45,10 @@ def nodes(printed: str) -> dict[str, tuple[str, str]]:
 
 
 def changes(
-    known: dict[str, tuple[str, str]], excluded: dict[str, str], proven: Collection[str] = ()
+    known: dict[str, tuple[str, str]],
+    excluded: dict[str, str],
+    proven: Collection[str] = (),
+    booted: Collection[str] = (),
 ) -> dict[str, tuple[str, str]]:
     """The state and reason to set, by node."""
     due = {}
@@ -56,6 +60,8 @@ def changes(
                 due[name] = ("drain", wanted)
         elif name in proven and LOST.match(reason) and (drained or down):
             due[name] = ("resume", "")
+        elif name in booted and not down and (not drained or reason.startswith(OURS) or LESS.match(reason)):
+            due[name] = ("drain", BOOTED)
         elif drained and (reason.startswith(OURS) or LESS.match(reason)):
             due[name] = ("undrain", WAS_DOWN) if down and name not in proven else ("resume", "")
     return due
@@ -67,6 +73,7 @@ def main() -> None:
         argument_spec={
             "excluded": {"type": "dict", "required": True},
             "proven": {"type": "list", "elements": "str", "default": []},
+            "booted": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -75,15 +82,18 @@ def main() -> None:
         # It would be installed before.
         module.exit_json(changed=False, changed_nodes=[], lost=[])
     code, out, err = patient(module, ["scontrol", "--oneliner", "show", "nodes"], PATIENCE_S)
-    if code and not module.check_mode:
+    if code and module.check_mode:
+        # What it says before a run does not count.
+        module.exit_json(changed=False, skipped=True, changed_nodes=[], lost=[])
+    if code:
         module.fail_json(msg=f"slurmctld does not answer: {err.strip()}; see  journalctl --unit slurmctld")
     known, until = nodes(out), time.monotonic() + PATIENCE_S
-    wanted = changes(known, excluded, proven)
+    wanted = changes(known, excluded, proven, module.params["booted"])
     for name, (state, reason) in wanted.items() if not module.check_mode else ():
         settings = [f"NodeName={name}", f"State={state}", *([f"Reason={reason}"] if reason else [])]
         # A node whose settings have changed cannot be taken back until it has registered with them.
         code, _, err = patient(module, ["scontrol", "update", *settings], until - time.monotonic())
-        if code and not LESS.match(known[name][1]):
+        if code and (name in proven or not LESS.match(known[name][1])):
             module.fail_json(msg=f"{name} could not be changed to {state}: {err.strip()}")
         if code:
             module.warn(f"Slurm does not take {name} back: {known[name][1]}; run site.yml again when it answers")

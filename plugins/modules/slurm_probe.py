@@ -5,7 +5,7 @@ short_description: Read the hardware of a node as Slurm sees it
 description:
   - Asks slurmd for sockets, cores, threads and memory, counts the GPUs whose driver is loaded, and looks which cgroups
     can limit memory.
-  - Says since which boot the node is proven, C(boot), and whether the queue has known nothing of that, C(new).
+  - Says since which boot the node is proven, C(boot), and whether it has booted since, C(booted).
   - Where slurmctld is, looks which partitions have jobs; says whether it is ours.
 options:
   node: {description: "Whether this machine takes jobs, and so has slurmd.", type: bool, default: true}
@@ -28,9 +28,9 @@ NAMES = {"sockets": "SocketsPerBoard", "cores": "CoresPerSocket", "threads": "Th
 
 
 def proven(known: str, now: str, *, here: bool) -> dict[str, object]:
-    """Since which boot a node is proven, which it is when it is new."""
-    new = known in ("", ANY)
-    return {"boot": now if new or here else known, "new": new}
+    """Since which boot a node is proven; it is when it is asked for the first time."""
+    boot = now if here or known in ("", ANY) else known
+    return {"boot": boot, "booted": boot != now}
 
 
 def cgroups(root: Path) -> str:

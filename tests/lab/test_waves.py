@@ -285,7 +285,7 @@ def test_after_a_power_cut_of_all_nodes_the_queue_gives_jobs_to_those_that_are_p
     job = site.ssh("node-1", "runuser", "-l", "trainer", "-c", batch).stdout.strip()
     time.sleep(60)
     assert site.shell("node-1", f"squeue --noheader --format=%T --jobs={job}").stdout == "PENDING\n"
-    assert "next, to prove what was down: farandole apply" in site.farandole("status").stdout
+    assert "next, to take back what was down: farandole apply" in site.farandole("status").stdout
     done = site.farandole("apply", *SITE)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -428,6 +428,32 @@ def test_a_node_that_was_down_is_taken_back_once_it_is_proven(
     assert status.lost(told) == ["a"] * bool(drains.LOST.match(reason))
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason", "wanted"),
+    [
+        ("IDLE", "", ("drain", BOOTED)),
+        ("IDLE+DRAIN", "farandole: it is being upgraded", ("drain", BOOTED)),
+        ("IDLE+DRAIN", "Low RealMemory (reported:1 < 2)", ("drain", BOOTED)),
+        ("IDLE+DRAIN", BOOTED, ()),
+        ("IDLE+DRAIN", FULL, ()),
+        ("IDLE+DRAIN", "fan", ()),
+        ("DOWN", "Node unexpectedly rebooted", ()),
+    ],
+)
+def test_a_node_that_has_booted_does_not_wait_for_its_own_check(
+    flags: str, reason: str, wanted: tuple[str, ...]
+) -> None:
+    drains = load("modules", "slurm_drains")
+    assert drains.changes({"a": (flags, reason)}, {}, (), ["a"]).get("a", ()) == wanted
+
+
+def test_only_a_node_that_the_queue_never_had_is_new() -> None:
+    assert plan.new(["a", "b"], '{"a": {}}') == ["b"]
+    assert plan.new(["a", "b"], "") == ["a", "b"]
+    # Nobody knows then.
+    assert plan.new(["a"], "{") == []
+
+
 def test_a_node_is_proven_until_it_boots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = load("modules", "slurm_probe")
     assert (probe.PROVEN, probe.NOW, probe.ANY) == (health.PROVEN, health.NOW, health.ANY)
@@ -435,10 +461,11 @@ def test_a_node_is_proven_until_it_boots(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(health, name, tmp_path / name)
     health.NOW.write_text("b2\n")
     assert [*health.boot()] == []
-    # One that is new to the queue is not asked for a proof, and neither is one of a queue that has asked for none.
-    assert [probe.proven(known, "b2", here=False) for known in ("", "any")] == [{"boot": "b2", "new": True}] * 2
-    assert probe.proven("b1", "b2", here=False) == {"boot": "b1", "new": False}
-    assert probe.proven("b1", "b2", here=True) == {"boot": "b2", "new": False}
+    # One that is asked for the first time has passed, and so has one of a queue that has not asked.
+    assert [probe.proven(known, "b2", here=False) for known in ("", "any")] == [{"boot": "b2", "booted": False}] * 2
+    assert probe.proven("b1", "b2", here=False) == {"boot": "b1", "booted": True}
+    assert probe.proven("b1", "b2", here=True) == {"boot": "b2", "booted": False}
+    assert probe.proven("b2", "b2", here=False) == {"boot": "b2", "booted": False}
     for known, faults in (("b2\n", []), ("any\n", []), ("b1\n", [health.BOOTED]), ("", [health.BOOTED])):
         health.PROVEN.write_text(known)
         assert [*health.boot()] == faults

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from farandole.cli import upgrade
 from farandole.cli.app import app
-from farandole.cli.apply import LOST
+from farandole.cli.apply import lost_in
 from farandole.cli.change import PLAYBOOK, Change, alone, proven
 from farandole.cli.proof import prove_lost, take_back
 from farandole.cli.upgrade import go
@@ -318,11 +318,18 @@ def test_what_is_lost_is_proven_though_what_is_mended_is_not(tmp_path: Path, mon
     assert hosts == ['{"validation_hosts": "node-1,node-2"}', '{"validation_hosts": "node-1,node-3"}']
 
 
-def test_the_names_of_lost_nodes_are_read_from_what_the_role_says() -> None:
-    role = yaml.safe_load((ROOT / "roles/slurm/tasks/set_up.yml").read_text())
-    said = role[-1]["ansible.builtin.debug"]["msg"]
-    names = "{{ _slurm_drains.lost | join(', ') }}"
-    assert LOST.findall(said.replace(names, "node-1, node-3")) == ["node-1, node-3"]
+def test_the_names_of_lost_nodes_are_read_from_what_ansible_prints(tmp_path: Path) -> None:
+    tell = yaml.safe_load((ROOT / "roles/slurm/tasks/set_up.yml").read_text())[-1]
+    names = [f"gpu-worker-{number}" for number in range(1, 41)]
+    known = {"_slurm_drains": {"lost": names}, "__slurm_is_head": True, "slurm_proof": True}
+    play = {"hosts": "localhost", "gather_facts": False, "vars": known, "tasks": [tell]}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    command = ["ansible-playbook", "-c", "local", "-i", "localhost,", str(tmp_path / "play.yml")]
+    log = subprocess.run(command, text=True, capture_output=True, check=True).stdout
+    # It is folded.
+    assert f"{', '.join(names)}:" not in log
+    assert lost_in(log) == names
+    assert lost_in("nothing") == []
 
 
 def test_what_a_person_decides_during_a_proof_stays(

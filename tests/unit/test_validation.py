@@ -466,9 +466,10 @@ def test_what_is_typed_of_a_login_overrides_the_inventory(tmp_path: Path) -> Non
 def test_the_queue_gives_no_jobs_to_nodes_that_are_drained_or_new_to_it() -> None:
     shown = "NodeName=node-1 Arch=x86_64 State=IDLE Reason=x\nNodeName=node-2 State=MIXED+DRAIN Reason=its fan\n"
     shown += "NodeName=node-4 State=DOWN Reason=Not responding\nNodeName=node-5 State=DOWN+NOT_RESPONDING Reason=x\n"
-    # The last one does not answer, so the check through the queue is red.
-    asked = [f"node-{number}" for number in range(1, 6)]
-    assert nodes.queued(asked, {"rc": 0, "stdout": shown}) == ["node-1", "node-5"]
+    shown += "NodeName=node-6 State=ALLOCATED Reason=x\nNodeName=node-7 State=MIXED Reason=x\n"
+    # The fifth one does not answer, so the check through the queue is red.
+    asked = [f"node-{number}" for number in range(1, 8)]
+    assert nodes.queued(asked, {"rc": 0, "stdout": shown}) == ["node-1", "node-5", "node-7"]
     # Then the check through the queue is red.
     assert nodes.queued(["node-1", "node-2"], {"rc": 1, "stdout": ""}) == ["node-1", "node-2"]
 

@@ -27,7 +27,7 @@ from farandole.watch.events import LOG, is_alive, latest, new_folder, run_of
 from farandole.watch.viewer import LOOK, Viewer
 
 # What a run says of a node that passes again what it had failed, and of those that get no jobs until they are proven.
-MENDED, LOST = "[node-mended]", re.compile("the queue had lost ([a-z0-9, -]+): no jobs until")
+MENDED, LOST = "[node-mended]", re.compile(r"the queue has lost\s+([a-z0-9,\s-]+):\s+no\s+jobs\s+until")
 
 
 @with_login()
@@ -56,7 +56,7 @@ def apply(
     whole = not (limit or tags or skip_tags)
     # To read the inventory takes longer than the log.
     log = (folder / LOG).read_text(errors="replace") if whole and not check else ""
-    lost = [name for names in LOST.findall(log) for name in names.split(", ")]
+    lost = lost_in(log)
     if MENDED in log or lost:
         # It takes time to import.
         import_module("farandole.cli.proof").take_back(
@@ -65,6 +65,11 @@ def apply(
     if whole and not as_json:
         verb, purpose = ("apply", "to make these changes") if check else ("validate", "next")
         typer.echo(f"{purpose}: farandole {verb} -i {shlex.quote(str(inventory))}")
+
+
+def lost_in(log: str) -> list[str]:
+    """The nodes that the queue has lost, from what a run has printed; Ansible folds long lines."""
+    return [name for names in LOST.findall(log) for name in re.split(r",\s+", names)]
 
 
 def watch(inventory: OneInventory = None, as_json: AsJson = False) -> None:

@@ -18,7 +18,8 @@ from farandole.plays.playbook import Login
 def take_back(inventory: Path, login: Login, more: Sequence[str], lost: Collection[str], *, as_json: bool) -> None:
     """Prove nodes that were mended, and those that the queue has lost, and let them take part again."""
     if login.ask_pass or login.ask_become_pass or login.ask_vault_pass:
-        typer.echo("nodes are not proven here, as a password would be asked for again and again", err=as_json)
+        why = "as a password would be asked for again and again; docs/nodes.md says where to set it"
+        typer.echo(f"nodes are not proven here, {why}", err=as_json)
         return
     cluster = cluster_of(inventory, write=True)
     again = f"farandole apply {as_given(inventory, login)}"
@@ -68,7 +69,8 @@ def prove_lost(change: Change, lost: Collection[str]) -> None:
         if not why and not change.run("site.yml", "--limit", limit, "--tags", "slurm", *proven(names)):
             why = "the head could not be told"
     if why:
-        one = f"; to go on without one: farandole node exclude {names[-1]} --why REASON" if names[1:] else ""
+        free = [name for name in names if name not in change.needed]
+        one = f"; to go on without one: farandole node exclude {free[-1]} --why REASON" if names[1:] and free else ""
         raise FarandoleError(
             f"the queue gives {several(names)} no jobs: {why}; when that is mended: {change.again}{one}"
         )

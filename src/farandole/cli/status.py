@@ -152,7 +152,7 @@ def told(seen: Status, now: float) -> list[str]:
     elif LEFT_OUT in codes:
         lines.append(f"next, once a node is fixed: farandole node include NAME --prove {again}")
     elif UNPROVEN in codes:
-        lines.append(f"next, to prove what was down: farandole apply {again}")
+        lines.append(f"next, to take back what was down: farandole apply {again}")
     elif NO_JOBS in codes:
         lines.append("next, once a node is fixed, on the head: scontrol update nodename=NAME state=resume")
     return lines

@@ -23,7 +23,7 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 DEVICES = Path("/dev")
 # The boot since which this node is proven, where the queue asks for that; for this word it does not.
 PROVEN, NOW, ANY = Path("/var/lib/farandole/boot"), Path("/proc/sys/kernel/random/boot_id"), "any"
-BOOTED, WAS_DOWN = "it has booted; farandole apply proves it", "farandole: it was down"
+BOOTED, WAS_DOWN = "it has booted (farandole apply proves it)", "farandole: it was down"
 # MiB and inodes, the same with which preflight refuses a node.
 FULL = (20, 100)
 # MiB that ranks need to share memory, and those with which a node is drained, as a running job has the rest.

@@ -52,6 +52,15 @@ def hardware(members: Sequence[str], hostvars: HostVars, record: str) -> dict[st
     return {name: known[name] for name in members if name in known}
 
 
+def new(members: Sequence[str], record: str) -> list[str]:
+    """The nodes that the queue has not had in an earlier run; none if that is not known."""
+    try:
+        known = load(record or "{}", LONGEST)
+    except FarandoleError:
+        return []
+    return [name for name in members if name not in known]
+
+
 def settings(
     known: Mapping[str, Mapping[str, Any]],
     hostvars: HostVars,

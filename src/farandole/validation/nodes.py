@@ -44,10 +44,12 @@ def chosen(hosts: str, cluster: Mapping[str, Any], *, checked: bool) -> list[str
 def queued(queue: Sequence[str], answer: Answer) -> list[str]:
     """The nodes to which the queue gives jobs, and those that should get some but do not answer it; all if it does not.
 
-    It gives none to those that are drained, new to it, or down until they are proven.
+    It gives none to those that are drained, new to it, or down until they are proven, and for now none to full ones.
     """
     shown = str(answer.get("stdout", ""))
-    given = re.findall(r"^NodeName=(\S+)(?!.* State=(?:\S*DRAIN|DOWN(?!\S*(?:\*|NOT_RESP))))", shown, re.MULTILINE)
+    given = re.findall(
+        r"^NodeName=(\S+)(?!.* State=(?:\S*DRAIN|ALLOC|DOWN(?!\S*(?:\*|NOT_RESP))))", shown, re.MULTILINE
+    )
     return [name for name in queue if name in given or answer.get("rc") != 0]
 
 
