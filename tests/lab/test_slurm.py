@@ -456,7 +456,7 @@ def test_a_node_lost_in_mid_job_is_named_and_proven_before_it_gets_another_one(c
     cluster.ssh("node-2", "sh", "-c", "echo another >/var/lib/farandole/boot")
     early = submit(cluster, "--nodelist=node-2", "--wrap=true")
     until(lambda: nodes(cluster)["node-2"] == "drained")
-    assert told(cluster, early) == "PENDING"
+    until(lambda: told(cluster, early) == "PENDING")
     assert reason(cluster, "node-2") == "farandole health: it has booted (farandole apply proves it)"
     # Its own check takes neither back.
     check_every(cluster, INTERVAL)
