@@ -28,7 +28,7 @@ HEALTH = "farandole health: "
 LESS = re.compile(r"Low (RealMemory|CPUs|socket\*core\S*|TmpDisk)\b|gres/gpu count ")
 WAS_DOWN, BOOTED = f"{OURS}it was down", f"{HEALTH}it has booted (farandole apply proves it)"
 # Why the queue gives a node no jobs until it is proven.
-LOST = re.compile(rf"Not responding|Node unexpectedly rebooted|{WAS_DOWN}|{HEALTH}it has booted")
+LOST = re.compile(rf"Not responding|Node unexpectedly rebooted|{WAS_DOWN}|{HEALTH}it (?:has booted|was mended)")
 GETS_NONE = re.compile("DOWN|DRAIN|drain")
 PATIENCE_S = 20
 

@@ -274,13 +274,21 @@ DRAINED = """NodeName=node-2 Arch=x86_64
         # It gets no jobs anyway, and none until it is proven, also if it was drained before.
         (["/ is full"], "DOWN", "Not responding", ("", "")),
         ([], "DOWN", "Not responding", ("", "")),
+        # What somebody had to mend is proven, unless the queue asks for no proof.
+        ([], DRAIN, f"{health.OURS}/ can only be read; look at dmesg", ("drain", health.MENDED)),
+        ([], DRAIN, f"{FULL}; also: the stack is damaged; run site.yml", ("drain", health.MENDED)),
+        ([], DRAIN, f"{FULL}; also: /dev/shm has less than 64 MiB free; remove it", ("resume", "")),
+        ([], DRAIN, f"{health.OURS}{health.BOOTED}", ("resume", "")),
+        ([], DRAIN, health.MENDED, ("", "")),
+        (["/ is full"], DRAIN, health.MENDED, ("drain", FULL)),
         (["x"], "DOWN+DRAIN", FULL, ("drain", "farandole health: x")),
         ([], "DOWN+DRAIN", FULL, ("undrain", "farandole: it was down")),
         ([], "DOWN", FULL, ("", "")),
     ],
 )
 def test_when_a_node_drains_itself(faults: list[str], flags: str, reason: str, wanted: tuple[str, str]) -> None:
-    assert health.decide(faults, flags, reason) == wanted
+    assert health.decide(faults, flags, reason, proof=True) == wanted
+    assert health.decide([], DRAIN, f"{health.OURS}x", proof=False) == ("resume", "")
     assert health.state(DRAINED) == (DRAIN, FULL)
     assert health.state("NodeName=node-2\n   State=IDLE\n") == ("IDLE", "")
 
@@ -400,6 +408,7 @@ BOOTED = f"{health.OURS}{health.BOOTED}"
         ("DOWN", "Not responding", (), ("resume", "")),
         ("DOWN+NOT_RESPONDING", "Node unexpectedly rebooted", (), ("resume", "")),
         ("IDLE+DRAIN", BOOTED, (), ("resume", "")),
+        ("IDLE+DRAIN", health.MENDED, (), ("resume", "")),
         ("DOWN+DRAIN", BOOTED, (), ("resume", "")),
         ("DOWN", health.WAS_DOWN, (), ("resume", "")),
         # Whatever it has now, it was down.
@@ -469,6 +478,7 @@ def test_a_node_is_proven_until_it_boots(tmp_path: Path, monkeypatch: pytest.Mon
     for known, faults in (("b2\n", []), ("any\n", []), ("b1\n", [health.BOOTED]), ("", [health.BOOTED])):
         health.PROVEN.write_text(known)
         assert [*health.boot()] == faults
+        assert health.asks() == ("any" not in known)
 
 
 def test_what_slurmd_says_of_the_hardware(tmp_path: Path) -> None:

@@ -24,11 +24,15 @@ DEVICES = Path("/dev")
 # The boot since which this node is proven, where the queue asks for that; for this word it does not.
 PROVEN, NOW, ANY = Path("/var/lib/farandole/boot"), Path("/proc/sys/kernel/random/boot_id"), "any"
 BOOTED, WAS_DOWN = "it has booted (farandole apply proves it)", "farandole: it was down"
+# What comes and goes with jobs. After any other fault somebody has mended the node, and it is proven.
+PASSES = re.compile(r"it has booted|\S+ is full|\S+ has less than")
+MENDED = f"{OURS}it was mended (farandole apply proves it)"
 # MiB and inodes, the same with which preflight refuses a node.
 FULL = (20, 100)
 # MiB that ranks need to share memory, and those with which a node is drained, as a running job has the rest.
 SHM, SHM_MIB, SHM_FULL_MIB = "/dev/shm", 256, 64  # noqa: S108
 PLACES = ("/", "/tmp", "/var", "/opt", "/home")  # noqa: S108
+LONGEST = 400
 # Seconds that one check, and a command of Slurm's, may take.
 LIMIT, COMMAND_LIMIT = 10, 20
 Check = Callable[[], Iterator[str]]
@@ -124,19 +128,30 @@ def state(shown: str) -> tuple[str, str]:
     return flags[1] if flags else "", reason[1] if reason else ""
 
 
-def decide(problems: list[str], flags: str, reason: str) -> tuple[str, str]:
+def asks() -> bool:
+    """Whether the queue asks for a proof."""
+    return PROVEN.exists() and PROVEN.read_text().strip() != ANY
+
+
+def decide(problems: list[str], flags: str, reason: str, *, proof: bool) -> tuple[str, str]:
     """The state to set, if any, and its reason."""
     drained, down = "DRAIN" in flags, "DOWN" in flags
     ours = drained and reason.startswith(OURS)
     if problems:
         wanted = OURS + "; also: ".join(problems)
         # Slurm joins lines, and a quotation mark would end the reason.
-        wanted = re.sub(r'[\s"]+', " ", wanted)[:400].strip()
+        wanted = re.sub(r'[\s"]+', " ", wanted)[:LONGEST].strip()
         told = reason == wanted or not ours if drained else down
         return ("", "") if told else ("drain", wanted)
-    # It is down until it is proven.
-    back = ("undrain", WAS_DOWN) if down else ("resume", "")
-    return back if ours else ("", "")
+    if not ours or reason == MENDED:
+        return "", ""
+    if down:
+        # It stays so until it is proven.
+        return "undrain", WAS_DOWN
+    former = reason.removeprefix(OURS).split("; also: ")
+    # The last one may have been cut off.
+    former = former[:-1] if len(reason) >= LONGEST - 1 else former
+    return ("drain", MENDED) if proof and not all(map(PASSES.match, former)) else ("resume", "")
 
 
 def main() -> int:
@@ -147,7 +162,7 @@ def main() -> int:
     name = socket.gethostname().partition(".")[0]
     shown = scontrol("show", "node", name)
     if shown is not None:
-        wish, reason = decide(problems, *state(shown))
+        wish, reason = decide(problems, *state(shown), proof=asks())
         if wish:
             scontrol("update", f"NodeName={name}", f"State={wish}", *([f"Reason={reason}"] if reason else []))
     return int(at_job)

@@ -31,7 +31,9 @@ QUEUE = Path("/usr/local/lib/farandole/slurm/hosts")
 # Seconds in which the queue has to say what it does, and the most that is told of a reason.
 QUEUE_S, LONGEST = 3, 190
 # Why it gives a node no jobs until that is proven.
-LOST = re.compile("Not responding|Node unexpectedly rebooted|farandole: it was down|farandole health: it has booted")
+LOST = re.compile(
+    "Not responding|Node unexpectedly rebooted|farandole: it was down|farandole health: it (?:has booted|was mended)"
+)
 # The number of slots, or of ranks, of each node.
 Slots = dict[str, int]
 # Which slots of each node, counted from 0.
