@@ -337,6 +337,10 @@ def serve(folder: Path, given: dict[str, Any], name: str = NAME) -> Iterator[tup
                 passing.tell()
 
         (pid,) = children() - before or {0}
+        # Another run knows it by the name that it takes at its beginning.
+        for _ in range(500):
+            if pid and not ended(pid, 0) and Path(f"/proc/{pid}/comm").read_text().strip() != serving.NAME:
+                time.sleep(0.01)
         try:
             yield have, pid
         finally:
